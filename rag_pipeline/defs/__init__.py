@@ -1,0 +1,1 @@
+"""The thin Dagster shell: assets, checks, resources, automation."""

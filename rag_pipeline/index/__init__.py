@@ -1,0 +1,1 @@
+"""Model profiles, embeddings, the Milvus store and the versions of a collection."""

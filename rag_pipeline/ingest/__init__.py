@@ -1,0 +1,1 @@
+"""Markdown files to documents, documents to chunks and to the L0 knowledge index."""

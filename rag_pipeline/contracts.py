@@ -164,10 +164,11 @@ def check_chunks(
         return chunks.assign(value=counts, detail=[f"{count} tokens" for count in counts])
 
     def chunk_counts() -> pd.DataFrame:
-        counts = documents["source"].map(chunks["source"].value_counts()).fillna(0).astype(float)
-        for row, text, start in zip(counts.index, documents["text"], documents["body_start"], strict=True):
-            if counts[row] == 0 and not has_visible_text(text, body_start=int(start)):
-                counts[row] = np.nan
+        of_source = Counter(chunks["source"])
+        counts = [
+            float(of_source[source]) if source in of_source or has_visible_text(text, body_start=int(start)) else np.nan
+            for source, text, start in zip(documents["source"], documents["text"], documents["body_start"], strict=True)
+        ]
         return documents.assign(value=counts)
 
     def bare_under_heading() -> pd.DataFrame:
@@ -224,6 +225,7 @@ def check_chunks(
 
 def check_embeddings(embeddings: pd.DataFrame, chunks: pd.DataFrame, *, dimension: int) -> list[CheckResult]:
     """Check the table of embeddings against the chunks; ``dimension`` is the model's."""
+    embeddings = embeddings.reset_index(drop=True)
 
     @cache
     def facts() -> pd.DataFrame:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rag_pipeline.records import Chunk, Document, Issue
+from rag_pipeline.records import Chunk, Document, Issue, SourceFile
 
-DOCUMENT_COLUMNS = tuple(field.name for field in fields(Document))
+DOCUMENT_COLUMNS = (*(field.name for field in fields(Document)), "raw_digest", "rejected", "issues")
 CHUNK_COLUMNS = tuple(field.name for field in fields(Chunk))
 ISSUE_COLUMNS = tuple(field.name for field in fields(Issue))
 EMBEDDING_COLUMNS = ("id", "source", "embedding_digest", "vector")
@@ -29,9 +29,28 @@ def _table(rows: Iterable[dict[str, Any]], columns: Sequence[str], order: list[s
     return table.sort_values(order, kind="stable", ignore_index=True)
 
 
-def documents_table(documents: Iterable[Document]) -> pd.DataFrame:
-    """Documents as a table with `DOCUMENT_COLUMNS`, ordered by source."""
-    return _table((_row(asdict(document)) for document in documents), DOCUMENT_COLUMNS, ["source"])
+def documents_table(
+    documents: Iterable[Document], files: Iterable[SourceFile], issues: Iterable[Issue]
+) -> pd.DataFrame:
+    """Every file that was found, one row each, ordered by source.
+
+    Columns are those of `Document`, then ``raw_digest`` (SHA-256 of the file as it lies there, blank when it could not
+    be read), ``rejected`` (True: not in the index, all other columns blank) and ``issues`` (list of ``line``,
+    ``reason``). ``digest`` differs from ``raw_digest`` where an unreadable file's last good version is kept.
+    """
+    digests = {file.source: file.digest for file in files}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for issue in issues:
+        found.setdefault(issue.source, []).append({"line": issue.line, "reason": issue.reason})
+    indexed = {document.source: document for document in documents}
+    rows = []
+    for source in indexed.keys() | digests.keys() | found.keys():
+        document = indexed.get(source, Document(source=source, digest="", text="", encoding=""))
+        row = _row(asdict(document))
+        row |= {"raw_digest": digests.get(source, ""), "rejected": source not in indexed}
+        row["issues"] = sorted(found.get(source, []), key=lambda issue: (issue["line"], issue["reason"]))
+        rows.append(row)
+    return _table(rows, DOCUMENT_COLUMNS, ["source"])
 
 
 def chunks_table(chunks: Iterable[Chunk]) -> pd.DataFrame:
@@ -52,9 +71,24 @@ def embeddings_table(chunks: pd.DataFrame, digests: Sequence[str], vectors: np.n
     )
 
 
+def indexed_documents(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a documents table that are in the index."""
+    return table[~table["rejected"].astype(bool)].reset_index(drop=True)
+
+
 def documents_from(table: pd.DataFrame) -> list[Document]:
-    """The records of a documents table, in its order."""
-    return [Document(**_values(row)) for row in table.to_dict("records")]
+    """The indexed documents of a documents table as records, in its order."""
+    names = [field.name for field in fields(Document)]
+    return [Document(**_values(row)) for row in indexed_documents(table)[names].to_dict("records")]
+
+
+def issues_from(table: pd.DataFrame) -> list[Issue]:
+    """The issues of a documents table as records, in its order."""
+    return [
+        Issue(source=source, line=int(issue["line"]), reason=issue["reason"], rejected=bool(rejected))
+        for source, rejected, issues in zip(table["source"], table["rejected"], table["issues"], strict=True)
+        for issue in issues
+    ]
 
 
 def _row(values: dict[str, Any]) -> dict[str, Any]:

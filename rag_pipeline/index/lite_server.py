@@ -9,6 +9,7 @@ none of them opens the folder: each attaches to a small server process, started 
 - Two processes that start it at once are put in line by ``start.lock``; the second finds the first one's server.
 - Every user holds a shared lock on ``users.lock`` until it ends, however it ends. The server stops once it could take
   that lock alone for ``idle_s`` seconds; it keeps the lock until it is gone, so that nobody attaches to a dying server.
+  While the file ``keep-running`` exists it does not stop by itself.
 """
 
 import contextlib
@@ -126,6 +127,15 @@ def stop(folder: Path, *, limit_s: float = 15.0) -> LiteServer | None:
             process.kill()
             process.wait(limit_s)
     return server
+
+
+def keep_running(folder: Path, *, keep: bool) -> None:
+    """Let the server of ``folder`` stay without users, or (``keep=False``) end when idle as usual."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if keep:
+        (folder / "keep-running").touch()
+    else:
+        (folder / "keep-running").unlink(missing_ok=True)
 
 
 def _hold_users_lock(folder: Path) -> None:
@@ -267,7 +277,7 @@ def _wait_until_idle(folder: Path, stopping: threading.Event, *, idle_s: float) 
             idle_since = None
             continue
         idle_since = idle_since or time.monotonic()
-        if time.monotonic() - idle_since >= idle_s:
+        if time.monotonic() - idle_since >= idle_s and not (folder / "keep-running").exists():
             return  # with the lock held, until this process is gone
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 

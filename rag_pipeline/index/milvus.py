@@ -6,6 +6,7 @@ a server may have been restarted. Milvus's ``L2`` is the squared distance: 0 to 
 
 import json
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class MilvusStore:
         self._settings = settings
         self._lite_folder = lite_folder
         self._client: Any = None
+        self._connecting = threading.Lock()
 
     @property
     def is_lite(self) -> bool:
@@ -75,9 +77,7 @@ class MilvusStore:
         """Whether a collection of this real name (not an alias) exists."""
         return collection in self.collections()
 
-    def create(
-        self, collection: str, *, dimension: int, index_type: str, properties: Mapping[str, str] | None = None
-    ) -> None:
+    def create(self, collection: str, *, dimension: int, index_type: str, manifest: str = "") -> None:
         """Make an empty collection with the schema that both retrieval paths read.
 
         Args:
@@ -100,7 +100,7 @@ class MilvusStore:
             schema=schema,
             index_params=index,
             consistency_level="Bounded",
-            properties=dict(properties or {}),
+            properties={MANIFEST_PROPERTY: manifest},
             limit_s=self._settings.write_timeout_s,
         )
 
@@ -230,6 +230,12 @@ class MilvusStore:
 
     # The connection
 
+    def _connected(self) -> Any:
+        with self._connecting:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
     def _connect(self) -> Any:
         from pymilvus import MilvusClient
 
@@ -270,7 +276,7 @@ class MilvusStore:
             except MilvusException as error:
                 if _is_not_loaded(error) and arguments:
                     failure = error
-                    self._client.load_collection(arguments[0], timeout=self._settings.write_timeout_s)
+                    self._connected().load_collection(arguments[0], timeout=self._settings.write_timeout_s)
                     continue
                 if not _is_connection_loss(error):
                     raise

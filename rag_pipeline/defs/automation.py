@@ -1,0 +1,77 @@
+"""Jobs, the sensor on the knowledge folders and the weekly rebuild."""
+
+import dagster as dg
+
+from rag_pipeline.defs.resources import WorkspaceResource
+from rag_pipeline.index.manifest import digest_of
+from rag_pipeline.ingest.documents import discover
+from rag_pipeline.reindex import rollback
+from rag_pipeline.settings import AutomationSettings
+
+_FULL = {"ops": {name: {"config": {"full": True}} for name in ("raw_documents", "chunks", "milvus_collection")}}
+
+reindex_job = dg.define_asset_job(
+    "reindex_job",
+    selection=dg.AssetSelection.groups("knowledge"),
+    description="Bring the index up to the knowledge folders; nothing is embedded twice, nothing unchecked promoted.",
+)
+
+weekly_rebuild_job = dg.define_asset_job(
+    "weekly_rebuild_job",
+    selection=dg.AssetSelection.groups("knowledge"),
+    config=_FULL,
+    description="Parse and chunk everything anew and build a whole version from cached vectors.",
+)
+
+
+class RollbackConfig(dg.Config):
+    """Which version to go back to."""
+
+    to: str = ""
+
+
+@dg.op(description="Move the alias back to the version before, or to the one named.")
+def roll_back(context: dg.OpExecutionContext, config: RollbackConfig, workspace: WorkspaceResource) -> None:
+    manifest = rollback(workspace.open(), to=config.to)
+    context.log.info(f"The alias {manifest.alias} now points to {manifest.collection}.")
+    context.add_output_metadata({"collection": manifest.collection, "fingerprint": manifest.fingerprint})
+
+
+@dg.job(description="Move the alias back; under five seconds once started.")
+def rollback_job() -> None:
+    roll_back()
+
+
+def knowledge_sensor(settings: AutomationSettings) -> dg.SensorDefinition:
+    """A sensor that starts a reindex when the tree of knowledge files differs from the one it saw last.
+
+    The cursor is a digest of the tree and no run key is set, so going back to an earlier state is a change as well.
+    """
+
+    @dg.sensor(
+        name="knowledge_sensor",
+        job=reindex_job,
+        minimum_interval_seconds=settings.sensor_interval_s,
+        default_status=dg.DefaultSensorStatus.RUNNING if settings.enabled else dg.DefaultSensorStatus.STOPPED,
+        description="Reindexes when a file of the knowledge folders was added, edited, renamed or removed.",
+    )
+    def sense(context: dg.SensorEvaluationContext, workspace: WorkspaceResource) -> dg.SensorResult | dg.SkipReason:
+        ws = workspace.open()
+        files, _ = discover(ws.roots, max_bytes=ws.settings.knowledge.max_file_bytes)
+        tree = digest_of(*(part for file in files for part in (file.source, file.digest)))
+        if tree == context.cursor:
+            return dg.SkipReason("The knowledge folders are as they were.")
+        return dg.SensorResult(run_requests=[dg.RunRequest()], cursor=tree)
+
+    return sense
+
+
+def weekly_rebuild(settings: AutomationSettings) -> dg.ScheduleDefinition:
+    """The schedule of the weekly rebuild."""
+    return dg.ScheduleDefinition(
+        name="weekly_rebuild",
+        job=weekly_rebuild_job,
+        cron_schedule=settings.weekly_rebuild_cron,
+        default_status=dg.DefaultScheduleStatus.RUNNING if settings.enabled else dg.DefaultScheduleStatus.STOPPED,
+        description="A whole version from Markdown and cached vectors, against drift that no change would show.",
+    )

@@ -1,0 +1,55 @@
+"""The SDK path: embed the query, search the snapshot's collection with pymilvus, map the hits to candidates."""
+
+from rag_pipeline.errors import StoreUnavailableError
+from rag_pipeline.index.milvus import MilvusStore
+from rag_pipeline.records import Candidate
+from rag_pipeline.retrieval.snapshot import Snapshot, SnapshotResolver
+from rag_pipeline.workspace import Workspace
+
+_ATTEMPTS = 3
+
+
+class SdkSearch:
+    """Searches the promoted version; safe to use from many threads.
+
+    Args:
+        ws: Where the store and the models are.
+    """
+
+    def __init__(self, ws: Workspace) -> None:
+        self._store: MilvusStore = ws.store
+        self._snapshots = SnapshotResolver(ws)
+
+    def search(self, query: str, *, top_k: int, category: str = "") -> list[Candidate]:
+        """The nearest chunks to a query.
+
+        Args:
+            query: Any text; an empty one finds nothing.
+            top_k: How many chunks at most.
+            category: Only chunks of this category; blank for all.
+
+        Returns:
+            Candidates, nearest first.
+
+        Raises:
+            StoreUnavailableError: The store does not answer, or has no promoted version that can be read.
+            ModelUnavailableError: The version's model is not on this machine.
+        """
+        if not query.strip():
+            return []
+        for attempt in range(_ATTEMPTS):
+            snapshot = self._snapshots.resolve()
+            try:
+                return self._search(snapshot, query, top_k=top_k, category=category)
+            except StoreUnavailableError:
+                raise
+            except Exception:
+                # A version that was dropped under a reader who slept past its grace: look where the alias points now.
+                if attempt + 1 == _ATTEMPTS or self._store.exists(snapshot.manifest.collection):
+                    raise
+                self._snapshots.forget()
+        raise AssertionError("unreachable")
+
+    def _search(self, snapshot: Snapshot, query: str, *, top_k: int, category: str) -> list[Candidate]:
+        vector = snapshot.embedder.embed_query(query)
+        return self._store.search(snapshot.manifest.collection, vector, limit=top_k, category=category)

@@ -15,12 +15,14 @@ class SourceFile:
         path: Where the file lies on this machine; never stored.
         digest: SHA-256 of the raw bytes, hex.
         size: Bytes.
+        root: Name of the root that ``source`` begins with; blank with a single root, whose name is no part of it.
     """
 
     source: str
     path: str
     digest: str
     size: int
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,373 @@
+"""Cut a document into chunks that lose no visible word and fit the embedding model's limit exactly.
+
+Rules:
+
+- A section is a document-level heading with what follows it, up to the next such heading; text before the first
+  heading is a section without breadcrumb. A chunk never spans two sections, but for one case: a heading without a body
+  of its own joins the first chunk of the section below it when that is deeper, else it is a chunk by itself.
+- A chunk's content is the visible text of its span by the rules in `ingest.markdown_blocks` and
+  `ingest.markdown_inline`: Markdown without comments, emphasis markers, link targets, tags and shortcodes, with its
+  heading line. A piece of a cut block gets what it needs around it: a table's header row, a fence's marks with the info
+  string, the lead-in of a list (a paragraph that ends in a colon) and the first paragraph of a list item. So these
+  words may be in several contents, while spans stay disjoint.
+- Blocks are added until a chunk has reached the soft size; a heading, a paragraph that ends in a colon, and a list
+  right before a code block stay with what follows while both fit. A block is cut only if it alone is over the hard
+  limit (see `ingest.splitting`). A last chunk under a third of the soft size joins the one before it if both fit.
+- Title and breadcrumb take at most a third of the hard limit in ``embedding_text``: a title is cut to half of that,
+  then the breadcrumb's outermost headings go, then the innermost one is cut. The stored breadcrumb keeps all headings,
+  each cut to 200 characters.
+- Content has at most 15,000 characters, hence 60,000 bytes of UTF-8, whatever a tokenizer makes of it.
+- What shows nothing but is no comment (link definitions, tags on their own, thematic breaks) lies in the span of the
+  chunk before it, else after it. Blank lines and comments between chunks lie in no span.
+- Ids are made of source, breadcrumb, the ordinal of the section among those with the same breadcrumb, and the ordinal
+  of the chunk in its section: an edit in one section leaves the ids of all others alone.
+"""
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from rag_pipeline.errors import ConfigurationError
+from rag_pipeline.ingest.markdown_blocks import Block, ParsedBody, heading_text, parse_blocks
+from rag_pipeline.ingest.markdown_text import VisibleText
+from rag_pipeline.ingest.splitting import Limit, Splitter, Unit
+from rag_pipeline.records import Chunk, ChunkBudget, Document, TokenCounter
+
+CHUNKER_VERSION = "1"
+MAX_HEADING_CHARACTERS = 200
+MAX_CONTENT_CHARACTERS = 15_000
+_MIN_CONTENT_TOKENS = 8
+
+
+@dataclass(slots=True)
+class _Section:
+    """A heading's own blocks, and the units of body-less headings before it."""
+
+    level: int
+    breadcrumb: tuple[str, ...]
+    blocks: list[Block]
+    units: list[Unit] = field(default_factory=list)
+    head: str = ""
+    head_tokens: int = 0
+    section_id: str = ""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A chunk in the making."""
+
+    section: _Section
+    units: list[Unit]
+    head: str
+    content: str = ""
+    tokens: int = 0
+
+    @property
+    def embedding_text(self) -> str:
+        return f"{self.head}\n{self.content}" if self.head else self.content
+
+
+def chunk_document(document: Document, *, tokens: TokenCounter, budget: ChunkBudget) -> list[Chunk]:
+    """Cut ``document`` into chunks, in the order of the text.
+
+    Args:
+        document: A decoded document.
+        tokens: Counts in the tokens of the embedding model.
+        budget: Soft and hard size of a chunk's whole model input.
+
+    Returns:
+        The chunks; none for a document that shows nothing.
+
+    Raises:
+        ConfigurationError: The hard limit is over the model's, or leaves no room for content.
+    """
+    if budget.hard_tokens > tokens.max_tokens:
+        raise ConfigurationError(
+            f"The hard limit of {budget.hard_tokens} tokens is over the {tokens.max_tokens} that the model takes; "
+            "lower it."
+        )
+    if budget.hard_tokens < tokens.reserved_tokens + _MIN_CONTENT_TOKENS:
+        raise ConfigurationError(
+            f"The hard limit of {budget.hard_tokens} tokens leaves no room for content beside the "
+            f"{tokens.reserved_tokens} tokens of the prefix; raise it."
+        )
+    return _Chunker(document, tokens, budget).run()
+
+
+class _Chunker:
+    def __init__(self, document: Document, counter: TokenCounter, budget: ChunkBudget) -> None:
+        self._document = document
+        self._counter = counter
+        self._budget = budget
+        self._parsed: ParsedBody = parse_blocks(document.text[document.body_start :])
+        self._visible = VisibleText(self._parsed)
+        self._splitter = Splitter(self._parsed, self._visible, counter)
+
+    def run(self) -> list[Chunk]:
+        sections = self._sections()
+        self._measure(sections)
+        sections = self._absorb(sections)
+        self._fill_heads(sections)
+        drafts = [draft for section in sections for draft in self._pack_section(section)]
+        return self._records(self._verified(drafts))
+
+    def _sections(self) -> list[_Section]:
+        """The sections in order; the first holds what comes before any heading and may be empty."""
+        sections = [_Section(0, (), [])]
+        path: list[tuple[int, str]] = []
+        for block in self._parsed.blocks:
+            if block.kind == "heading":
+                while path and path[-1][0] >= block.level:
+                    path.pop()
+                text = heading_text(self._visible.editor, block.content)[:MAX_HEADING_CHARACTERS].rstrip()
+                path.append((block.level, text))
+                sections.append(_Section(block.level, tuple(text for _, text in path if text), [block]))
+            else:
+                sections[-1].blocks.append(block)
+        return sections
+
+    def _measure(self, sections: Sequence[_Section]) -> None:
+        """Count every block of the document in one call."""
+        units = iter(self._splitter.measure([block for section in sections for block in section.blocks]))
+        unit = next(units, None)
+        for section in sections:
+            for block in section.blocks:
+                if unit is not None and unit.block is block:
+                    section.units.append(unit)
+                    unit = next(units, None)
+            if section.units and section.units[-1].keep_next and section.units[-1].block is not section.blocks[0]:
+                section.units[-1] = replace(section.units[-1], keep_next=False)
+
+    def _absorb(self, sections: Sequence[_Section]) -> list[_Section]:
+        """Hand the units of body-less headings, and of sections that show nothing, to a neighbour."""
+        result: list[_Section] = []
+        carried: list[Unit] = []
+        for index, section in enumerate(sections):
+            section.units = carried + section.units
+            shown = [unit for unit in section.units if unit.size]
+            following = sections[index + 1] if index + 1 < len(sections) else None
+            bare = all(unit.block is not None and unit.block.kind == "heading" for unit in shown)
+            if following and (not shown or (bare and following.level > section.level)):
+                carried = section.units
+            elif shown:
+                carried = []
+                result.append(section)
+            elif result:
+                result[-1].units += section.units
+        return result
+
+    def _fill_heads(self, sections: Sequence[_Section]) -> None:
+        """Title and breadcrumb as the model sees them, within a third of the hard limit; ids of the sections."""
+        title = " ".join(self._document.title.split())
+        breadcrumbs = list(dict.fromkeys(section.breadcrumb for section in sections))
+        heads = {crumbs: _head(title, crumbs) for crumbs in breadcrumbs}
+        counts = dict(zip(breadcrumbs, self._counter.count([heads[crumbs] for crumbs in breadcrumbs]), strict=True))
+        most = self._budget.hard_tokens // 3
+        ordinals: Counter[tuple[str, ...]] = Counter()
+        for section in sections:
+            crumbs = section.breadcrumb
+            if counts[crumbs] > most:
+                heads[crumbs] = self._short_head(title, crumbs, most)
+                counts[crumbs] = self._counter.count([heads[crumbs]])[0]
+            section.head, section.head_tokens = heads[crumbs], counts[crumbs]
+            section.section_id = _digest("section", self._document.source, crumbs, ordinals[crumbs])
+            ordinals[crumbs] += 1
+
+    def _short_head(self, title: str, breadcrumb: tuple[str, ...], most: int) -> str:
+        title = self._cut(title, most // 2)
+        left = most - self._counter.count([title])[0]
+        kept: list[str] = []
+        for heading in reversed(breadcrumb):
+            candidate = [heading, *kept]
+            if self._counter.count([" > ".join(candidate)])[0] > left:
+                if not kept:
+                    kept = [self._cut(heading, left)]
+                break
+            kept = candidate
+        return _head(title, tuple(part for part in kept if part))
+
+    def _cut(self, text: str, most: int) -> str:
+        offsets = self._counter.offsets(text)
+        return text if len(offsets) <= most else text[: offsets[most][0]].rstrip()
+
+    def _limit(self, section: _Section) -> Limit:
+        room = self._budget.hard_tokens - self._counter.reserved_tokens - section.head_tokens
+        return Limit(max(room, 1), MAX_CONTENT_CHARACTERS)
+
+    def _pack_section(self, section: _Section) -> list[_Draft]:
+        limit = self._limit(section)
+        soft = max(1, self._budget.soft_tokens - self._counter.reserved_tokens - section.head_tokens)
+        units = self._splitter.cut(section.units, limit)
+        return [self._draft(section, group, section.head) for group in pack(units, limit, soft)]
+
+    def _draft(self, section: _Section, units: list[Unit], head: str) -> _Draft:
+        start, end = units[0].start, units[-1].end
+        opening = "".join(frame.opening for frame in units[0].frames if frame.start < start)
+        closing = "".join(frame.closing for frame in reversed(units[-1].frames) if frame.end > end)
+        content = opening + self._visible.render(start, end) + closing
+        return _Draft(section, units, head, content)
+
+    def _verified(self, drafts: list[_Draft]) -> list[_Draft]:
+        """Count every whole input; what exceeds a limit is cut smaller until nothing does."""
+        result: list[_Draft] = []
+        pending = [draft for draft in drafts if draft.content.strip()]
+        while pending:
+            counts = self._counter.count_inputs([draft.embedding_text for draft in pending])
+            again: list[_Draft] = []
+            for draft, count in zip(pending, counts, strict=True):
+                draft.tokens = count
+                if count <= self._budget.hard_tokens and len(draft.content) <= MAX_CONTENT_CHARACTERS:
+                    result.append(draft)
+                else:
+                    again += [piece for piece in self._smaller(draft) if piece.content.strip()]
+            pending = again
+        return sorted(result, key=lambda draft: draft.units[0].start)
+
+    def _smaller(self, draft: _Draft) -> list[_Draft]:
+        """Two or more drafts for one that is too large; the last resorts are to drop frames, then the head."""
+        units = draft.units
+        if len(units) > 1:
+            middle = _middle(units)
+            return [self._draft(draft.section, part, draft.head) for part in (units[:middle], units[middle:])]
+        unit = units[0]
+        rendered = self._visible.render(unit.start, unit.end)
+        if len(rendered) > 1:
+            half = Limit(max(1, unit.tokens // 2), (len(rendered) + 1) // 2)
+            parts = self._splitter.cut_text(unit.start, unit.end, half, ())
+            if len(parts) > 1:
+                return [self._draft(draft.section, [replace(part, frames=unit.frames)], draft.head) for part in parts]
+        if unit.frames:
+            return [self._draft(draft.section, [replace(unit, frames=())], draft.head)]
+        if draft.head:
+            return [self._draft(draft.section, [unit], "")]
+        raise ConfigurationError(
+            f"The hard limit of {self._budget.hard_tokens} tokens does not hold the single piece {rendered!r} "
+            f"of {self._document.source}; raise it."
+        )
+
+    def _records(self, drafts: Sequence[_Draft]) -> list[Chunk]:
+        document = self._document
+        shift = document.body_start
+        first_line = document.text.count("\n", 0, shift) + 1
+        line_starts = self._parsed.line_starts
+        ordinals: Counter[str] = Counter()
+        ids: list[str] = []
+        for draft in drafts:
+            section_id = draft.section.section_id
+            ids.append(_digest("chunk", section_id, ordinals[section_id]))
+            ordinals[section_id] += 1
+        chunks: list[Chunk] = []
+        for index, draft in enumerate(drafts):
+            start, end = self._trimmed(draft)
+            chunks.append(
+                Chunk(
+                    id=ids[index],
+                    source=document.source,
+                    title=document.title,
+                    breadcrumb=draft.section.breadcrumb,
+                    category=document.category,
+                    chunk_index=index,
+                    content=draft.content,
+                    embedding_text=draft.embedding_text,
+                    token_count=draft.tokens,
+                    char_start=shift + start,
+                    char_end=shift + end,
+                    line_start=first_line + bisect_right(line_starts, start) - 1,
+                    line_end=first_line + bisect_right(line_starts, end - 1) - 1,
+                    prev_id=ids[index - 1] if index else "",
+                    next_id=ids[index + 1] if index + 1 < len(ids) else "",
+                    section_id=draft.section.section_id,
+                    language=document.language,
+                    content_digest=hashlib.sha256(draft.content.encode()).hexdigest(),
+                    keywords=document.keywords,
+                )
+            )
+        return chunks
+
+    def _trimmed(self, draft: _Draft) -> tuple[int, int]:
+        """The span without blank lines at its ends; the first line keeps its indentation."""
+        text = self._parsed.text
+        start, end = draft.units[0].start, draft.units[-1].end
+        while end > start + 1 and text[end - 1].isspace():
+            end -= 1
+        position = start
+        while position < end - 1 and text[position].isspace():
+            position += 1
+            if text[position - 1] == "\n":
+                start = position
+        return start, end
+
+
+def pack(units: Sequence[Unit], limit: Limit, soft: int) -> list[list[Unit]]:
+    """Group neighbouring units: closed once ``soft`` tokens are reached or the next unit would exceed ``limit``.
+
+    Units that show nothing go with the group at hand. Units that lead in what follows stay with it while both fit.
+
+    Returns:
+        Groups in order; empty for no units.
+    """
+    groups: list[list[Unit]] = []
+    current: list[Unit] = []
+    tokens = size = 0
+    for run in _runs(units, limit):
+        run_tokens, run_size = _total(run)
+        full = tokens >= soft or tokens + run_tokens > limit.tokens or size + run_size > limit.characters
+        if current and tokens and run_tokens and full:
+            groups.append(current)
+            current, tokens, size = [], 0, 0
+        if not tokens:
+            tokens += sum(frame.tokens for frame in run[0].frames)
+            size += sum(frame.size for frame in run[0].frames)
+        current = current + run if not current else [*current, *run]
+        tokens += run_tokens
+        size += run_size
+    if groups and current:
+        before, before_size = _total(groups[-1], framed=True)
+        last, last_size = _total(current)
+        fits = before + last <= limit.tokens and before_size + last_size <= limit.characters
+        if last == 0 or (last * 3 < soft and fits):
+            groups[-1] = groups[-1] + current
+            current = []
+    return [*groups, current] if current else groups
+
+
+def _runs(units: Sequence[Unit], limit: Limit) -> list[list[Unit]]:
+    """Join units with what they lead in, from the last one backwards, while the whole fits."""
+    runs: list[list[Unit]] = []
+    for unit in reversed(units):
+        if runs and unit.keep_next:
+            tokens, size = _total(runs[-1], framed=True)
+            if tokens + unit.tokens <= limit.tokens and size + unit.size <= limit.characters:
+                runs[-1].insert(0, unit)
+                continue
+        runs.append([unit])
+    return runs[::-1]
+
+
+def _total(units: Sequence[Unit], *, framed: bool = False) -> tuple[int, int]:
+    frames = units[0].frames if framed else ()
+    tokens = sum(unit.tokens for unit in units) + sum(frame.tokens for frame in frames)
+    # A line end between two units.
+    return tokens, sum(unit.size + 2 for unit in units) + sum(frame.size for frame in frames)
+
+
+def _middle(units: Sequence[Unit]) -> int:
+    """Index that halves the units by tokens, not behind one that leads in the next."""
+    total = sum(unit.tokens for unit in units)
+    seen = 0
+    for index, unit in enumerate(units[:-1], start=1):
+        seen += unit.tokens
+        if 2 * seen >= total:
+            return index - 1 if unit.keep_next and index > 1 else index
+    return max(1, len(units) - 1)
+
+
+def _head(title: str, breadcrumb: tuple[str, ...]) -> str:
+    return "\n".join(part for part in (title, " > ".join(breadcrumb)) if part)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()[:32]

@@ -29,6 +29,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from rag_pipeline.errors import ConfigurationError
 from rag_pipeline.ingest.markdown_blocks import Block, ParsedBody, heading_text, parse_blocks
@@ -40,6 +41,7 @@ CHUNKER_VERSION = "1"
 MAX_HEADING_CHARACTERS = 200
 MAX_CONTENT_CHARACTERS = 15_000
 _MIN_CONTENT_TOKENS = 8
+_BYTES_PER_TOKEN = 3
 
 
 @dataclass(slots=True)
@@ -108,11 +110,15 @@ class _Chunker:
 
     def run(self) -> list[Chunk]:
         sections = self._sections()
-        self._measure(sections)
+        for section in sections:
+            section.units = self._splitter.units(section.blocks)
+            if section.units and section.units[-1].block is not section.blocks[0]:
+                section.units[-1] = replace(section.units[-1], keep_next=False)
         sections = self._absorb(sections)
         self._fill_heads(sections)
-        drafts = [draft for section in sections for draft in self._pack_section(section)]
-        return self._records(self._verified(drafts))
+        small, large = self._small_sections(sections)
+        drafts = self._verified(self._pack(large))
+        return self._records(sorted([*small, *drafts], key=lambda draft: draft.units[0].start))
 
     def _sections(self) -> list[_Section]:
         """The sections in order; the first holds what comes before any heading and may be empty."""
@@ -128,18 +134,6 @@ class _Chunker:
             else:
                 sections[-1].blocks.append(block)
         return sections
-
-    def _measure(self, sections: Sequence[_Section]) -> None:
-        """Count every block of the document in one call."""
-        units = iter(self._splitter.measure([block for section in sections for block in section.blocks]))
-        unit = next(units, None)
-        for section in sections:
-            for block in section.blocks:
-                if unit is not None and unit.block is block:
-                    section.units.append(unit)
-                    unit = next(units, None)
-            if section.units and section.units[-1].keep_next and section.units[-1].block is not section.blocks[0]:
-                section.units[-1] = replace(section.units[-1], keep_next=False)
 
     def _absorb(self, sections: Sequence[_Section]) -> list[_Section]:
         """Hand the units of body-less headings, and of sections that show nothing, to a neighbour."""
@@ -193,15 +187,43 @@ class _Chunker:
         offsets = self._counter.offsets(text)
         return text if len(offsets) <= most else text[: offsets[most][0]].rstrip()
 
-    def _limit(self, section: _Section) -> Limit:
-        room = self._budget.hard_tokens - self._counter.reserved_tokens - section.head_tokens
-        return Limit(max(room, 1), MAX_CONTENT_CHARACTERS)
+    def _small_sections(self, sections: Sequence[_Section]) -> tuple[list[_Draft], list[_Section]]:
+        """The sections that are one chunk of at most the soft size, counted only once, and the others."""
+        guessed: list[_Section] = []
+        large: list[_Section] = []
+        for section in sections:
+            # Hardly any tokenizer makes more tokens than a third of the bytes; the exact count decides below.
+            guess = sum(len(unit.text.encode()) for unit in section.units) // _BYTES_PER_TOKEN
+            (guessed if self._outside(section) + guess <= self._budget.soft_tokens else large).append(section)
+        drafts = [self._draft(section, section.units, section.head) for section in guessed]
+        counts = self._counter.count_inputs([draft.embedding_text for draft in drafts])
+        small: list[_Draft] = []
+        for draft, count in zip(drafts, counts, strict=True):
+            draft.tokens = count
+            if count <= min(self._budget.soft_tokens, self._budget.hard_tokens) and self._is_short(draft):
+                small.append(draft)
+            else:
+                large.append(draft.section)
+        return small, large
 
-    def _pack_section(self, section: _Section) -> list[_Draft]:
-        limit = self._limit(section)
-        soft = max(1, self._budget.soft_tokens - self._counter.reserved_tokens - section.head_tokens)
-        units = self._splitter.cut(section.units, limit)
-        return [self._draft(section, group, section.head) for group in pack(units, limit, soft)]
+    def _pack(self, sections: Sequence[_Section]) -> list[_Draft]:
+        """The drafts of sections whose blocks must be counted one by one."""
+        counted = iter(self._splitter.counted([unit for section in sections for unit in section.units]))
+        drafts: list[_Draft] = []
+        for section in sections:
+            outside = self._outside(section)
+            limit = Limit(max(1, self._budget.hard_tokens - outside), MAX_CONTENT_CHARACTERS)
+            units = self._splitter.cut(list(islice(counted, len(section.units))), limit)
+            groups = pack(units, limit, max(1, self._budget.soft_tokens - outside))
+            drafts += [self._draft(section, group, section.head) for group in groups]
+        return drafts
+
+    def _outside(self, section: _Section) -> int:
+        """Tokens of the input that are not content."""
+        return self._counter.reserved_tokens + section.head_tokens
+
+    def _is_short(self, draft: _Draft) -> bool:
+        return len(draft.content) <= MAX_CONTENT_CHARACTERS
 
     def _draft(self, section: _Section, units: list[Unit], head: str) -> _Draft:
         start, end = units[0].start, units[-1].end
@@ -219,12 +241,12 @@ class _Chunker:
             again: list[_Draft] = []
             for draft, count in zip(pending, counts, strict=True):
                 draft.tokens = count
-                if count <= self._budget.hard_tokens and len(draft.content) <= MAX_CONTENT_CHARACTERS:
+                if count <= self._budget.hard_tokens and self._is_short(draft):
                     result.append(draft)
                 else:
                     again += [piece for piece in self._smaller(draft) if piece.content.strip()]
             pending = again
-        return sorted(result, key=lambda draft: draft.units[0].start)
+        return result
 
     def _smaller(self, draft: _Draft) -> list[_Draft]:
         """Two or more drafts for one that is too large; the last resorts are to drop frames, then the head."""

@@ -3,8 +3,10 @@
 One row says that ``term`` names the document ``source`` in the way of ``kind``:
 
 - ``title``, ``keyword``, ``alert``, ``category``, ``service``: from the document's fields.
-- ``heading``: each heading above one of its chunks, without its numbering ("3. ", "Step 2: ", "二、") and without
-  punctuation at its end. A heading equal to the title is the title only.
+- ``heading``: each heading above one of its chunks, without its numbering ("3. ", "2.1 ", "Step 2: ", "二、"), without
+  an anchor (``{#name}``) and punctuation at its end; the first `MAX_HEADINGS` of a document. A heading equal to the
+  title is the title only, and one that stands in at least `COMMON_DOCUMENTS` documents and in more than
+  `COMMON_SHARE` of them is left out: it is part of the house's template.
 - ``entity``: an identifier in the text that is worth matching exactly, the `MAX_ENTITIES` most frequent of a document
   (ties by term):
   CamelCase (``KubePodNotReady``, ``terminationGracePeriodSeconds``), snake_case with the colons of recording rules
@@ -33,6 +35,8 @@ KNOWLEDGE_INDEX_VERSION = "1"  # changes with the rules above and with the forma
 MAX_ENTITIES = 50
 MAX_HEADINGS = 200
 MAX_TERM_CHARS = 120
+COMMON_DOCUMENTS = 5
+COMMON_SHARE = 0.05
 
 
 def _words(text: str) -> frozenset[str]:
@@ -65,9 +69,11 @@ GENERIC = _words(
 
 _DIGITS = "0-9一二三四五六七八九十"
 _NUMBERING = re.compile(
-    rf"(?:(?:step|part|phase|步骤|阶段)\s*[{_DIGITS}]+|第\s*[{_DIGITS}]+\s*(?:步|章|节|部分|阶段)"
-    rf"|\(?[{_DIGITS}]{{1,3}}(?:\.[0-9]{{1,2}})*\s*[.)、:](?![0-9]))[\s.:、)\-–—]*"
+    rf"^(?:(?:step|part|phase|步骤|阶段)\s*[{_DIGITS}]+|第\s*[{_DIGITS}]+\s*(?:步|章|节|部分|阶段)"
+    rf"|[0-9]{{1,2}}(?:\.[0-9]{{1,2}}){{1,2}}(?=\s)|\(?[{_DIGITS}]{{1,3}}(?:\.[0-9]{{1,2}})*\s*[.)、:](?![0-9]))"
+    r"[\s.:、)\-–—]*"
 )
+_ANCHOR = re.compile(r"\s*\{#[^{}]*\}$")
 _ENDING = " \t.:;,?!…。、"
 
 _LINKS = re.compile(r"(?:https?|ftp)://\S+|(?<=\])\([^()\[\]\s]{0,2000}\)")
@@ -77,7 +83,7 @@ _PATTERNS = tuple(
     for body in (
         # A capital after a small letter, or a word after an acronym: at least two parts, five characters.
         r"(?=[A-Za-z0-9]{5})[A-Za-z][A-Za-z0-9]*?(?:[a-z][A-Z]|[A-Z]{2}[a-z]{2})[A-Za-z0-9]*",
-        r"[A-Za-z][A-Za-z0-9]*(?::[A-Za-z0-9]+)*(?:_[A-Za-z0-9]+)+(?::[A-Za-z0-9_]+)*",
+        r"[A-Za-z][A-Za-z0-9]*(?::[A-Za-z0-9]+)*(?:_[A-Za-z0-9]+)+(?::[A-Za-z_][A-Za-z0-9_]*)*",
         r"(?<![.\-/@])[A-Za-z][A-Za-z0-9_\-]+(?:\.[A-Za-z][A-Za-z0-9_\-]+)+",
         r"[A-Z][A-Z0-9]+(?:-\d+)*-\d{2,}",
         r"[A-Z]{1,5}\d{3,6}[A-Z]?",
@@ -120,6 +126,14 @@ def build_knowledge_index(documents: pd.DataFrame, chunks: pd.DataFrame) -> pd.D
         headings.setdefault(source, []).extend(breadcrumb)
         contents.setdefault(source, []).append(content)
 
+    titles = dict(zip(documents["source"], documents["title"], strict=True))
+    headed = {source: _headings(headings.get(source, ()), title=title) for source, title in titles.items()}
+    common = {
+        term
+        for term, count in Counter(term for terms in headed.values() for term, _ in terms).items()
+        if count >= COMMON_DOCUMENTS and count > COMMON_SHARE * len(headed)
+    }
+
     rows: dict[tuple[str, str, str], tuple[str, ...]] = {}
     for document in documents.to_dict("records"):
         source, title, category = document["source"], document["title"], document["category"]
@@ -127,7 +141,7 @@ def build_knowledge_index(documents: pd.DataFrame, chunks: pd.DataFrame) -> pd.D
             ("title", _unless_generic([title])),
             ("keyword", _plain(document["keywords"])),
             ("alert", _plain(document["alerts"])),
-            ("heading", _headings(headings.get(source, ()), title=title)),
+            ("heading", [found for found in headed[source] if found[0] not in common]),
             ("category", _plain([category])),
             ("service", _plain([document["service"]])),
             ("entity", _entities([title, *dict.fromkeys(headings.get(source, ())), *contents.get(source, ())])),
@@ -182,22 +196,22 @@ def _plain(surfaces: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 def _unless_generic(surfaces: Iterable[str]) -> Iterator[tuple[str, str]]:
     for term, surface in _plain(surfaces):
-        # Numbers and signs of any kind in front ("3.2 概述", "🔥 Symptoms") do not make it special.
-        if re.sub(r"^[\W\d_]+", "", _without_numbering(term)) not in GENERIC:
+        # Numbers and signs of any kind in front ("3.2.1.4 概述", "🔥 Symptoms") do not make it special.
+        if re.sub(r"^[\W\d_]+", "", _bare(term)) not in GENERIC:
             yield term, surface
 
 
 def _headings(surfaces: Iterable[str], *, title: str) -> list[tuple[str, str]]:
     terms: dict[str, str] = {}
     for term, surface in _unless_generic(dict.fromkeys(surfaces)):
-        bare = _without_numbering(term)
+        bare = _bare(term)
         if _usable(bare) and normalise(title) not in {term, bare}:
             terms.setdefault(bare, surface)
     return list(terms.items())[:MAX_HEADINGS]
 
 
-def _without_numbering(term: str) -> str:
-    return _NUMBERING.sub("", term, count=1).rstrip(_ENDING) if _NUMBERING.match(term) else term.rstrip(_ENDING)
+def _bare(term: str) -> str:
+    return _NUMBERING.sub("", _ANCHOR.sub("", term), count=1).rstrip(_ENDING)
 
 
 def _entities(contents: Iterable[str]) -> list[tuple[str, str]]:

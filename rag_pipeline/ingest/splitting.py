@@ -3,8 +3,8 @@
 import re
 import unicodedata
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from rag_pipeline.ingest.markdown_blocks import Block, ParsedBody
 from rag_pipeline.ingest.markdown_text import VisibleText
@@ -55,11 +55,12 @@ class Unit:
     Attributes:
         start: First code point in the body.
         end: One past the last.
-        tokens: Tokens of its visible text; 0 when it shows nothing.
+        tokens: Tokens of its visible text; 0 when it shows nothing, or before it is counted.
         size: Code points of its visible text.
         keep_next: It leads in what follows and should not end a chunk.
         frames: Blocks it was cut out of, outermost first.
         block: The block it is, None for a part of one.
+        text: Its visible text, until it is counted.
     """
 
     start: int
@@ -69,6 +70,7 @@ class Unit:
     keep_next: bool = False
     frames: tuple[Frame, ...] = ()
     block: Block | None = None
+    text: str = field(default="", repr=False)
 
 
 class Splitter:
@@ -85,30 +87,32 @@ class Splitter:
         self._visible = visible
         self._counter = counter
 
-    def measure(self, blocks: Sequence[Block], *, start: int | None = None) -> list[Unit]:
-        """One unit for each block, all counted in one call; pure comments are left out.
+    def units(self, blocks: Sequence[Block], *, start: int | None = None) -> list[Unit]:
+        """One unit for each block, not counted yet; pure comments are left out.
 
         Args:
             blocks: Neighbouring blocks.
             start: Where the first one begins, when that is not the beginning of its line range.
         """
-        spans = [(self._parsed.offset(block.start_line), self._parsed.offset(block.end_line)) for block in blocks]
-        if spans and start is not None:
-            spans[0] = (start, spans[0][1])
-        texts = [self._visible.render(*span) for span in spans]
-        counts = self._counter.count(texts)
-        units = []
-        for block, span, text, tokens in zip(blocks, spans, texts, counts, strict=True):
-            size = len(text)
-            if not size and block.kind in ("html", "paragraph") and self._visible.is_comment(*span):
+        units: list[Unit] = []
+        for block in blocks:
+            first = self._parsed.offset(block.start_line) if start is None or block is not blocks[0] else start
+            last = self._parsed.offset(block.end_line)
+            text = self._visible.render(first, last)
+            if not text and block.kind in ("html", "paragraph") and self._visible.is_comment(first, last):
                 continue
-            unit = Unit(*span, max(tokens, 1) if size else 0, size, keep_next=_leads(block, text), block=block)
-            units.append(unit)
-        for index, unit in enumerate(units[:-1]):
-            following = units[index + 1].block
-            if unit.block and unit.block.kind == "list" and following and following.kind in ("fence", "code"):
-                units[index] = replace(unit, keep_next=True)
+            if units and units[-1].block and units[-1].block.kind == "list" and block.kind in ("fence", "code"):
+                units[-1] = replace(units[-1], keep_next=True)
+            units.append(Unit(first, last, 0, len(text), keep_next=_leads(block, text), block=block, text=text))
         return units
+
+    def counted(self, units: Sequence[Unit]) -> list[Unit]:
+        """The units of whole blocks with their tokens, counted in one call."""
+        counts = self._counter.count([unit.text for unit in units])
+        return [
+            replace(unit, tokens=max(tokens, 1) if unit.size else 0, text="")
+            for unit, tokens in zip(units, counts, strict=True)
+        ]
 
     def cut(self, units: Sequence[Unit], limit: Limit, frames: tuple[Frame, ...] = ()) -> list[Unit]:
         """Replace each unit that with ``frames`` is over ``limit`` by smaller ones; nothing is lost between them."""
@@ -164,7 +168,7 @@ class Splitter:
             frame = None
             if block.kind == "list" and lead and lead.tokens <= limit.tokens // 4:
                 frame = self.frame_for(lead.start, unit.end, self._visible.render(lead.start, lead.end) + "\n\n")
-            children = self.measure(block.children, start=unit.start)
+            children = self.counted(self.units(block.children, start=unit.start))
             if block.kind == "item" and len(children) > 1 and 0 < children[0].tokens <= limit.tokens // 4:
                 opening = self._visible.render(children[0].start, children[0].end) + "\n\n"
                 frame = self.frame_for(unit.start, unit.end, opening)
@@ -176,7 +180,7 @@ class Splitter:
         return self.cut_text(unit.start, unit.end, limit, frames)
 
     def _cut_table(self, unit: Unit, block: Block, limit: Limit, frames: tuple[Frame, ...]) -> list[Unit]:
-        rows = self.measure(block.children, start=unit.start)
+        rows = self.counted(self.units(block.children, start=unit.start))
         header = rows[0]
         if header.tokens <= limit.tokens // 3 and header.size <= limit.characters // 3:
             opening = self._visible.render(header.start, header.end) + "\n"
@@ -225,7 +229,7 @@ class Splitter:
                 and unit.tokens + following.tokens > limit.tokens
                 and len(block.children) > 1
             ):
-                items = self.measure(block.children, start=unit.start)
+                items = self.counted(self.units(block.children, start=unit.start))
                 items[-1] = replace(items[-1], keep_next=True)
                 result += [replace(item, frames=unit.frames) for item in items]
             else:

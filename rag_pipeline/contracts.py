@@ -8,13 +8,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import cache
-from html.parser import HTMLParser
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from rag_pipeline.verdicts import (
     CHECKS,
@@ -49,6 +45,7 @@ from rag_pipeline.verdicts import (
     one_of,
     result,
 )
+from rag_pipeline.visibility import first_heading_line, has_visible_text
 
 __all__ = [
     "CHECKS",
@@ -386,54 +383,3 @@ def _vector(value: object) -> np.ndarray:
     if value is None or isinstance(value, float):
         return np.empty(0, np.float32)
     return np.asarray(value, dtype=np.float32).ravel()
-
-
-def _markdown() -> MarkdownIt:
-    return MarkdownIt("commonmark").enable("table")
-
-
-def has_visible_text(text: str, *, body_start: int = 0) -> bool:
-    """Whether the Markdown body shows any word or sign; images, comments, scripts and link definitions do not."""
-    return any(_visible(token) for token in _markdown().parse(text[body_start:]))
-
-
-def first_heading_line(text: str, *, body_start: int = 0) -> int | None:
-    """1-based line, in the whole text, of the first heading at document level that shows text."""
-    tokens = _markdown().parse(text[body_start:])
-    for token, inline in pairwise(tokens):
-        if token.type == "heading_open" and token.level == 0 and token.map and _visible(inline):
-            return text.count("\n", 0, body_start) + token.map[0] + 1
-    return None
-
-
-def _visible(token: Token) -> bool:
-    if token.children:
-        return any(_visible(child) for child in token.children)
-    if token.type == "html_block":
-        parser = _VisibleText()
-        parser.feed(token.content)
-        parser.close()
-        return parser.found
-    # str.strip keeps zero-width spaces and the byte order mark.
-    return token.type in {"text", "code_inline", "fence", "code_block"} and bool(
-        token.content.strip().strip("\u200b\u200c\u200d\u2060\ufeff")
-    )
-
-
-class _VisibleText(HTMLParser):
-    """Looks for text outside of script and style."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = False
-        self._hidden = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        del attrs
-        self._hidden += tag in {"script", "style"}
-
-    def handle_endtag(self, tag: str) -> None:
-        self._hidden -= tag in {"script", "style"} and self._hidden > 0
-
-    def handle_data(self, data: str) -> None:
-        self.found = self.found or (not self._hidden and bool(data.strip()))

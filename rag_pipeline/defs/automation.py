@@ -30,15 +30,17 @@ class RollbackConfig(dg.Config):
     to: str = ""
 
 
-@dg.op(description="Move the alias back to the version before, or to the one named.")
+@dg.op
 def roll_back(context: dg.OpExecutionContext, config: RollbackConfig, workspace: WorkspaceResource) -> None:
+    """Move the alias back to the version before, or to the one named."""
     manifest = rollback(workspace.open(), to=config.to)
     context.log.info(f"The alias {manifest.alias} now points to {manifest.collection}.")
     context.add_output_metadata({"collection": manifest.collection, "fingerprint": manifest.fingerprint})
 
 
-@dg.job(description="Move the alias back; under five seconds once started.")
+@dg.job
 def rollback_job() -> None:
+    """Move the alias back to the version before, or to the one named in the op's config."""
     roll_back()
 
 

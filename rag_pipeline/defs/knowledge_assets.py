@@ -13,6 +13,7 @@ from rag_pipeline.tables import indexed_documents, issues_from
 
 GROUP = "knowledge"
 OWNERS = ["team:knowledge"]
+TABLE = dg.PythonObjectDagsterType(pd.DataFrame, name="Table")
 _LISTED = 50
 _SLOWEST = 5
 
@@ -58,13 +59,14 @@ def _changes_markdown(changes: Changes) -> str:
 @dg.asset(
     group_name=GROUP,
     owners=OWNERS,
+    dagster_type=TABLE,
     kinds={"markdown", "pandas"},
     check_specs=check_specs("documents"),
-    description="Every Markdown file of the knowledge folders, decoded, with its front matter; rejected files too.",
 )
 def raw_documents(
     context: dg.AssetExecutionContext, config: ReindexConfig, workspace: WorkspaceResource
-) -> dg.MaterializeResult[pd.DataFrame]:
+) -> dg.MaterializeResult:
+    """Every Markdown file of the knowledge folders, decoded, with its front matter; rejected files too."""
     ws = workspace.open(allow_mass_deletion=config.allow_mass_deletion, take_over=config.take_over)
     documents, changes = steps.read_documents(ws, full=config.full, watch=_watch(context))
     issues = issues_from(documents)
@@ -91,13 +93,14 @@ def raw_documents(
 @dg.asset(
     group_name=GROUP,
     owners=OWNERS,
+    dagster_type=TABLE,
     kinds={"markdown", "pandas"},
     check_specs=check_specs("chunks"),
-    description="Heading-aware chunks with breadcrumbs, cut to the embedding model's own tokens; nothing is lost.",
 )
 def chunks(
     context: dg.AssetExecutionContext, config: ReindexConfig, workspace: WorkspaceResource, raw_documents: pd.DataFrame
-) -> dg.MaterializeResult[pd.DataFrame]:
+) -> dg.MaterializeResult:
+    """Heading-aware chunks with breadcrumbs, cut to the embedding model's own tokens; nothing is lost."""
     ws = workspace.open(take_over=config.take_over)
     watch = _watch(context)
     table = steps.chunk_documents(ws, raw_documents, full=config.full, watch=watch)
@@ -124,12 +127,13 @@ def _slowest_markdown(slowest: list[tuple[str, float]]) -> str:
 @dg.asset(
     group_name=GROUP,
     owners=OWNERS,
+    dagster_type=TABLE,
     kinds={"pandas"},
-    description="L0 hints: titles, keywords, alerts, headings and identifiers by which a query is understood.",
 )
 def knowledge_index(
     context: dg.AssetExecutionContext, raw_documents: pd.DataFrame, chunks: pd.DataFrame
-) -> dg.MaterializeResult[pd.DataFrame]:
+) -> dg.MaterializeResult:
+    """L0 hints: titles, keywords, alerts, headings and identifiers by which a query is understood."""
     table = steps.index_knowledge(raw_documents, chunks, watch=_watch(context))
     kinds = {f"terms_{kind}": int(count) for kind, count in table["kind"].value_counts().items()}
     return dg.MaterializeResult(
@@ -142,13 +146,14 @@ def knowledge_index(
 @dg.asset(
     group_name=GROUP,
     owners=OWNERS,
+    dagster_type=TABLE,
     kinds={"pytorch", "pandas"},
     check_specs=check_specs("embeddings"),
-    description="One unit vector a chunk, of title, breadcrumb and content; texts seen before come from the cache.",
 )
 def breadcrumb_embeddings(
     context: dg.AssetExecutionContext, config: EmbeddingConfig, workspace: WorkspaceResource, chunks: pd.DataFrame
-) -> dg.MaterializeResult[pd.DataFrame]:
+) -> dg.MaterializeResult:
+    """One unit vector a chunk, of title, breadcrumb and content; texts seen before come from the cache."""
     ws = workspace.open()
     result = steps.embed_chunks(ws, chunks, refresh=config.refresh, watch=_watch(context))
     return dg.MaterializeResult(
@@ -172,9 +177,9 @@ def breadcrumb_embeddings(
 @dg.asset(
     group_name=GROUP,
     owners=OWNERS,
+    dagster_type=TABLE,
     kinds={"milvus"},
     check_specs=check_specs("collection"),
-    description="A new version of the collection beside the promoted one, complete and verified, with its artefacts.",
 )
 def milvus_collection(
     context: dg.AssetExecutionContext,
@@ -184,7 +189,8 @@ def milvus_collection(
     chunks: pd.DataFrame,
     breadcrumb_embeddings: pd.DataFrame,
     knowledge_index: pd.DataFrame,
-) -> dg.MaterializeResult[pd.DataFrame]:
+) -> dg.MaterializeResult:
+    """A new version of the collection beside the promoted one, complete and verified, with its artefacts."""
     ws = workspace.open(take_over=config.take_over)
     manifest, results = steps.stage(
         ws, raw_documents, chunks, breadcrumb_embeddings, knowledge_index, full=config.full, watch=_watch(context)
@@ -210,14 +216,14 @@ def milvus_collection(
     group_name=GROUP,
     owners=OWNERS,
     kinds={"milvus"},
-    description="The version that the alias points to: what every lookup reads. Moved only past all ERROR checks.",
 )
 def promoted_collection(
     context: dg.AssetExecutionContext,
     config: ReindexConfig,
     workspace: WorkspaceResource,
     milvus_collection: pd.DataFrame,
-) -> dg.MaterializeResult[None]:
+) -> dg.MaterializeResult:
+    """The version that the alias points to: what every lookup reads. Moved only past all ERROR checks."""
     ws = workspace.open(take_over=config.take_over)
     manifest = steps.promote(ws, milvus_collection["collection"].iloc[0], watch=_watch(context))
     return dg.MaterializeResult(

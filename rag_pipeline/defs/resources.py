@@ -9,7 +9,7 @@ from rag_pipeline.settings import load_settings
 from rag_pipeline.workspace import Workspace
 
 
-class WorkspaceResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+class WorkspaceResource(dg.ConfigurableResource):
     """Opens the state folder that the settings name; the settings come from file and environment as everywhere."""
 
     config_file: str = Field(default="", description="Configuration file; blank: rag_pipeline.toml when present.")

@@ -27,6 +27,8 @@ MANIFEST_PROPERTY = "rag.manifest"
 _UPSERT_ROWS = 500
 _HNSW = {"M": 16, "efConstruction": 200}
 _EF = 64
+# pymilvus pings every 10 s; Milvus Lite's server takes that for abuse and hangs up. A Unix socket needs no pings.
+_NO_KEEPALIVE = {"grpc.keepalive_time_ms": 2**31 - 1, "grpc.keepalive_permit_without_calls": 0}
 
 
 class MilvusStore:
@@ -244,7 +246,7 @@ class MilvusStore:
         settings = self._settings
         if self.is_lite:
             uri = lite_server.attach(self._lite_folder, idle_s=settings.lite_idle_s).uri
-            return MilvusClient(uri=uri, timeout=settings.timeout_s, dedicated=True)
+            return MilvusClient(uri=uri, timeout=settings.timeout_s, dedicated=True, grpc_options=_NO_KEEPALIVE)
         options: dict[str, object] = {
             "token": settings.token.get_secret_value(),
             "db_name": settings.database,

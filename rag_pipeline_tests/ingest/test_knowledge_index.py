@@ -93,10 +93,27 @@ def test_terms_are_normalised(text: str, term: str) -> None:
 @pytest.mark.parametrize(
     "heading",
     [
-        "概述", "排查步骤", "1. 原因", "一、现象：", "（二）处理步骤", "3.2 概述", "3.2.1.4 概述", "第一步 验证", "Summary", "SYMPTOMS:",
-        "Step 2: Verify", "🔥 Steps", "What's next?", "Overview {#overview}", "2026", "7", "x", "—", "y" * 121,
+        "概述",
+        "排查步骤",
+        "1. 原因",
+        "一、现象：",
+        "（二）处理步骤",
+        "3.2 概述",
+        "3.2.1.4 概述",
+        "第一步 验证",
+        "Summary",
+        "SYMPTOMS:",
+        "Step 2: Verify",
+        "🔥 Steps",
+        "What's next?",
+        "Overview {#overview}",
+        "2026",
+        "7",
+        "x",
+        "—",
+        "y" * 121,
     ],
-)  # fmt: skip
+)
 def test_headings_that_say_nothing_are_left_out(heading: str) -> None:
     assert headings(heading) == []
 
@@ -143,20 +160,29 @@ def test_headings_of_the_house_template_are_left_out() -> None:
     ("text", "found"),
     [
         ("告警KubePodNotReady触发", {"KubePodNotReady"}),
-        ("OOMKilled, CPUThrottlingHigh and terminationGracePeriodSeconds", {"OOMKilled", "CPUThrottlingHigh", "terminationGracePeriodSeconds"}),
+        (
+            "OOMKilled, CPUThrottlingHigh and terminationGracePeriodSeconds",
+            {"OOMKilled", "CPUThrottlingHigh", "terminationGracePeriodSeconds"},
+        ),
         ("Redis METRICS and PVCs, IDs; aB", set()),
-        ("rate(node_cpu_seconds_total[5m]) by Seconds_Behind_Source", {"node_cpu_seconds_total", "Seconds_Behind_Source"}),
+        (
+            "rate(node_cpu_seconds_total[5m]) by Seconds_Behind_Source",
+            {"node_cpu_seconds_total", "Seconds_Behind_Source"},
+        ),
         ("max\\_connections", {"max_connections"}),
         ("job:http_errors:rate5m key:value", {"job:http_errors:rate5m"}),
         ("spring.datasource.url and vm.max_map_count", {"spring.datasource.url", "vm.max_map_count", "max_map_count"}),
         ("java.lang.OutOfMemoryError: heap", {"java.lang.OutOfMemoryError", "OutOfMemoryError"}),
         ("values.yaml docs.example.com redis.zh.md e.g. i.e. v1.2.3 10.0.0.1", set()),
-        ("ORA-00060, CVE-2024-3094, MY-010957, SQL1224N, UTF-8", {"ORA-00060", "CVE-2024-3094", "MY-010957", "SQL1224N"}),
+        (
+            "ORA-00060, CVE-2024-3094, MY-010957, SQL1224N, UTF-8",
+            {"ORA-00060", "CVE-2024-3094", "MY-010957", "SQL1224N"},
+        ),
         ("SIGKILL ENOSPC ECONNREFUSED EXPLAIN ERROR", {"SIGKILL", "ENOSPC", "ECONNREFUSED"}),
         ("exit code 137, ERROR 1213 (40001), 退出码 143。", {"exit code 137", "ERROR 1213", "退出码 143"}),
         ("see https://x.io/some_path/KubePodX and [a](../other_page.md#KubePodY)", set()),
     ],
-)  # fmt: skip
+)
 def test_entities_are_identifiers_worth_matching_exactly(text: str, found: set[str]) -> None:
     assert entities(text) == found
 

@@ -208,13 +208,14 @@ class _Chunker:
 
     def _pack(self, sections: Sequence[_Section]) -> list[_Draft]:
         """The drafts of sections whose blocks must be counted one by one."""
-        counted = iter(self._splitter.counted([unit for section in sections for unit in section.units]))
+        units = [unit for section in sections for unit in section.units]
+        counted = iter(self._splitter.counted(units, most=MAX_CONTENT_CHARACTERS))
         drafts: list[_Draft] = []
         for section in sections:
             outside = self._outside(section)
             limit = Limit(max(1, self._budget.hard_tokens - outside), MAX_CONTENT_CHARACTERS)
-            units = self._splitter.cut(list(islice(counted, len(section.units))), limit)
-            groups = pack(units, limit, max(1, self._budget.soft_tokens - outside))
+            cut = self._splitter.cut(list(islice(counted, len(section.units))), limit)
+            groups = pack(cut, limit, max(1, self._budget.soft_tokens - outside))
             drafts += [self._draft(section, group, section.head) for group in groups]
         return drafts
 
@@ -266,7 +267,7 @@ class _Chunker:
         if draft.head:
             return [self._draft(draft.section, [unit], "")]
         raise ConfigurationError(
-            f"The hard limit of {self._budget.hard_tokens} tokens does not hold the single piece {rendered!r} "
+            f"The hard limit of {self._budget.hard_tokens} tokens does not hold the single piece {rendered[:20]!r} "
             f"of {self._document.source}; raise it."
         )
 

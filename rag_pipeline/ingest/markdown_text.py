@@ -3,6 +3,8 @@
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
+from typing import NamedTuple
 
 from rag_pipeline.ingest.markdown_blocks import ANCHOR, Block, ParsedBody
 from rag_pipeline.ingest.markdown_inline import Edit, InlineEditor
@@ -29,7 +31,7 @@ class VisibleText:
 
     def render(self, start: int, end: int) -> str:
         """Visible text of ``[start, end)``, without blank lines at its ends; indentation is kept."""
-        return "".join(part for part, _ in self._parts(start, end)).rstrip().lstrip("\n")
+        return "".join(part[0] for part in self._parts(start, end)).rstrip().lstrip("\n")
 
     def render_mapped(self, start: int, end: int) -> "MappedText":
         """Visible text of ``[start, end)`` as it is, with the way back to the source."""
@@ -49,8 +51,8 @@ class VisibleText:
                 return False
         return True
 
-    def _parts(self, start: int, end: int) -> Iterator[tuple[str, int]]:
-        """Literal text with its source position, and replacements with position -1."""
+    def _parts(self, start: int, end: int) -> Iterator["_Part"]:
+        """Literal text and replacements, each with its source position."""
         position = start
         index = bisect_left(self._starts, start)
         if index and self._edits[index - 1].end > start:
@@ -60,13 +62,13 @@ class VisibleText:
             if edit.start >= end:
                 break
             if edit.start > position:
-                yield self._text[position : edit.start], position
+                yield _Part(self._text[position : edit.start], position, literal=True)
             if edit.replacement:
-                yield edit.replacement, -1
+                yield _Part(edit.replacement, edit.start, literal=False)
             position = max(position, edit.end)
             index += 1
         if position < end:
-            yield self._text[position:end], position
+            yield _Part(self._text[position:end], position, literal=True)
 
     def _running_edits(self) -> Iterator[Edit]:
         """Edits inside paragraphs, headings, table cells and HTML blocks, in positions of the body."""
@@ -211,33 +213,34 @@ class _Places:
         return position + self._shifts[bisect_right(self._begins, position) - 1]
 
 
+class _Part(NamedTuple):
+    """A stretch of rendered text."""
+
+    text: str
+    source: int
+    literal: bool
+
+
 class MappedText:
     """Rendered text and where it comes from.
 
     Args:
-        parts: Literal text with its source position, or a replacement with -1, in order.
+        parts: Its stretches in order.
         end: Where the source span ends.
     """
 
-    def __init__(self, parts: list[tuple[str, int]], end: int) -> None:
-        self.text = "".join(part for part, _ in parts)
-        self._begins: list[int] = []
-        self._parts: list[tuple[int, int]] = []
+    def __init__(self, parts: list[_Part], end: int) -> None:
+        self.text = "".join(part.text for part in parts)
+        self._parts = parts
         self._end = end
-        position = 0
-        for part, source in parts:
-            self._begins.append(position)
-            self._parts.append((len(part), source))
-            position += len(part)
+        self._begins = list(accumulate((len(part.text) for part in parts), initial=0))
 
     def source(self, position: int) -> int:
-        """The body position from which a cut before rendered ``position`` continues."""
+        """The body position from which a cut before rendered ``position`` continues; a replacement is never cut."""
         index = bisect_right(self._begins, position) - 1
-        while 0 <= index < len(self._parts):
-            _, source = self._parts[index]
-            if source >= 0:
-                return source + position - self._begins[index]
-            # Inside a replacement: it stays whole, on the left of the cut.
-            index += 1
-            position = self._begins[index] if index < len(self._begins) else position
-        return self._end if index else 0
+        if index >= len(self._parts):
+            return self._end
+        part = self._parts[index]
+        if part.literal or position == self._begins[index]:
+            return part.source + position - self._begins[index]
+        return self._parts[index + 1].source if index + 1 < len(self._parts) else self._end

@@ -10,10 +10,8 @@ from rag_pipeline.ingest.markdown_blocks import Block, ParsedBody
 from rag_pipeline.ingest.markdown_text import VisibleText
 from rag_pipeline.records import TokenCounter
 
-_SENTENCE_END = re.compile(
-    r"""[。！？；…]+["'”’）)」』\]]*|[.!?;]+["'”’）)\]]*(?=\s)|\n[ \t]*(?=\n)|\n(?=[ \t>]*(?:[-*+|]|\d+[.)])[ \t])"""
-)
-_LINE_END = re.compile(r"\n")
+_SENTENCE_END = re.compile(r"""[。！？；…]+["'”’）)」』\]]*|[.!?;]+["'”’）)\]]*(?=\s)""")
+_LINE_OR_SENTENCE_END = re.compile(rf"{_SENTENCE_END.pattern}|\n+")
 _WORD_END = re.compile(r"\s+|[，、,：:]+")
 _MAX_LOOK_BACK = 64
 
@@ -106,13 +104,20 @@ class Splitter:
             units.append(Unit(first, last, 0, len(text), keep_next=_leads(block, text), block=block, text=text))
         return units
 
-    def counted(self, units: Sequence[Unit]) -> list[Unit]:
-        """The units of whole blocks with their tokens, counted in one call."""
-        counts = self._counter.count([unit.text for unit in units])
-        return [
-            replace(unit, tokens=max(tokens, 1) if unit.size else 0, text="")
-            for unit, tokens in zip(units, counts, strict=True)
-        ]
+    def counted(self, units: Sequence[Unit], *, most: int) -> list[Unit]:
+        """The units of whole blocks with their tokens, counted in one call.
+
+        Args:
+            units: Units that carry their text.
+            most: A text with more code points than this is cut anyway, so it is not counted but taken by its length:
+                otherwise deep nesting would be counted once a level.
+        """
+        counts = iter(self._counter.count([unit.text for unit in units if unit.size <= most]))
+        result = []
+        for unit in units:
+            tokens = next(counts) if unit.size <= most else unit.size
+            result.append(replace(unit, tokens=max(tokens, 1) if unit.size else 0, text=""))
+        return result
 
     def cut(self, units: Sequence[Unit], limit: Limit, frames: tuple[Frame, ...] = ()) -> list[Unit]:
         """Replace each unit that with ``frames`` is over ``limit`` by smaller ones; nothing is lost between them."""
@@ -122,19 +127,23 @@ class Splitter:
             if _fits(unit, room) or unit.block is None:
                 result.append(replace(unit, frames=frames) if frames else unit)
                 continue
-            lead = units[index - 1] if index and units[index - 1].keep_next else None
+            before = units[index - 1] if index else None
+            lead = before if before and before.keep_next and before.block and before.block.kind == "paragraph" else None
             result += self._cut_block(unit, unit.block, limit, frames, lead)
         return self._cut_long_steps(result, room)
 
-    def cut_text(self, start: int, end: int, limit: Limit, frames: tuple[Frame, ...] = ()) -> list[Unit]:
-        """Cut running text at sentence ends, else at words, else between characters."""
+    def cut_text(
+        self, start: int, end: int, limit: Limit, frames: tuple[Frame, ...] = (), *, lines: bool = False
+    ) -> list[Unit]:
+        """Cut running text at sentence ends (``lines``: at line ends too), else at words, else between characters."""
         mapped = self._visible.render_mapped(start, end)
         text = mapped.text
         offsets = [begin for begin, _ in self._counter.offsets(text)]
         cuts: list[int] = []
         limit = _room(limit, frames)
         position = 0
-        for sentence_end in [*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]:
+        ends = _LINE_OR_SENTENCE_END if lines else _SENTENCE_END
+        for sentence_end in [*(match.end() for match in ends.finditer(text)), len(text)]:
             if sentence_end <= position:
                 continue
             while not _within(offsets, position, sentence_end, limit):
@@ -168,7 +177,7 @@ class Splitter:
             frame = None
             if block.kind == "list" and lead and lead.tokens <= limit.tokens // 4:
                 frame = self.frame_for(lead.start, unit.end, self._visible.render(lead.start, lead.end) + "\n\n")
-            children = self.counted(self.units(block.children, start=unit.start))
+            children = self.counted(self.units(block.children, start=unit.start), most=limit.characters)
             if block.kind == "item" and len(children) > 1 and 0 < children[0].tokens <= limit.tokens // 4:
                 opening = self._visible.render(children[0].start, children[0].end) + "\n\n"
                 frame = self.frame_for(unit.start, unit.end, opening)
@@ -177,10 +186,10 @@ class Splitter:
                 return self.cut(children, limit, inner)
         if block.kind == "code":
             return self._cut_lines(unit.start, unit.end, limit, frames)
-        return self.cut_text(unit.start, unit.end, limit, frames)
+        return self.cut_text(unit.start, unit.end, limit, frames, lines=block.kind != "paragraph")
 
     def _cut_table(self, unit: Unit, block: Block, limit: Limit, frames: tuple[Frame, ...]) -> list[Unit]:
-        rows = self.counted(self.units(block.children, start=unit.start))
+        rows = self.counted(self.units(block.children, start=unit.start), most=limit.characters)
         header = rows[0]
         if header.tokens <= limit.tokens // 3 and header.size <= limit.characters // 3:
             opening = self._visible.render(header.start, header.end) + "\n"
@@ -229,7 +238,7 @@ class Splitter:
                 and unit.tokens + following.tokens > limit.tokens
                 and len(block.children) > 1
             ):
-                items = self.counted(self.units(block.children, start=unit.start))
+                items = self.counted(self.units(block.children, start=unit.start), most=limit.characters)
                 items[-1] = replace(items[-1], keep_next=True)
                 result += [replace(item, frames=unit.frames) for item in items]
             else:

@@ -73,7 +73,7 @@ class E5Data:
         """The named tensor as float32.
 
         Raises:
-            ModelUnavailableError: It is missing, of another size, of an unknown type, or outside the file.
+            ModelUnavailableError: It is missing, of another size, of an unknown type, outside the file, or not finite.
         """
         entry = self.tensors.get(name)
         if entry is None:
@@ -92,9 +92,10 @@ class E5Data:
         if entry.offset + size > len(self.buffer):
             raise _damaged(self.path, f"the tensor '{name}' ends after the file")
         raw = np.frombuffer(self.buffer[entry.offset : entry.offset + size], np.uint8)
-        if entry.kind == _Q4_0:
-            return dequantise(raw).reshape(shape)
-        return raw.copy().view("<f4").astype(np.float32, copy=False).reshape(shape)
+        weights = dequantise(raw) if entry.kind == _Q4_0 else raw.copy().view("<f4").astype(np.float32, copy=False)
+        if not np.isfinite(weights).all():
+            raise _damaged(self.path, f"the tensor '{name}' holds NaN or infinity")
+        return weights.reshape(shape)
 
 
 class _Reader:
@@ -133,7 +134,8 @@ def dequantise(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     half = _BLOCK_WEIGHTS // 2
     np.subtract(nibbles & 0x0F, np.float32(8), out=weights[:, :half])
     np.subtract(nibbles >> 4, np.float32(8), out=weights[:, half:])
-    weights *= scales
+    with np.errstate(invalid="ignore"):
+        weights *= scales
     return weights.reshape(-1)
 
 

@@ -133,9 +133,11 @@ class EmbeddingCache:
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Taken before opening: when another process replaces the file in between, the new one is not blamed.
+            before = self._path.stat().st_ino if self._path.exists() else None
             connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, check_same_thread=False)
             self._connection = connection
-            self._inode = self._path.stat().st_ino
+            self._inode = self._path.stat().st_ino if before is None else before
             connection.execute("PRAGMA journal_mode=WAL")
             # A lost last transaction after a power cut costs embedding some texts again, and no damage.
             connection.execute("PRAGMA synchronous=NORMAL")

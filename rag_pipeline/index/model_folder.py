@@ -3,6 +3,7 @@
 import hashlib
 import json
 import struct
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,28 +104,32 @@ def content_digests(folder: Path, *, cache_dir: Path) -> dict[str, str]:
     if that can be written.
     """
     memory = cache_dir / "fingerprints" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.json"
-    try:
-        known = json.loads(memory.read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, LookupError, TypeError):
-        known = {}
-    files: dict[str, list[Any]] = {}
+    known = _recall(memory)
+    files: dict[str, tuple[int, int, str]] = {}
     for path in sorted(_content_files(folder)):
         name = path.relative_to(folder).as_posix()
         state = path.stat()
         before = known.get(name)
-        if isinstance(before, list) and before[:2] == [state.st_size, state.st_mtime_ns]:
+        if before is not None and before[:2] == (state.st_size, state.st_mtime_ns):
             files[name] = before
             continue
         with path.open("rb") as file:
-            files[name] = [state.st_size, state.st_mtime_ns, hashlib.file_digest(file, "sha256").hexdigest()]
+            files[name] = (state.st_size, state.st_mtime_ns, hashlib.file_digest(file, "sha256").hexdigest())
     if files != known:
         _remember(memory, {"folder": str(folder), "files": files})
-    return {name: str(values[2]) for name, values in files.items()}
+    return {name: digest for name, (_, _, digest) in files.items()}
+
+
+def _recall(memory: Path) -> dict[str, tuple[int, int, str]]:
+    """Size, modification time in ns and digest by file; empty if there is no memory or it is damaged."""
+    try:
+        rows = json.loads(memory.read_text(encoding="utf-8"))["files"]
+        return {str(name): (int(size), int(modified), str(digest)) for name, (size, modified, digest) in rows.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
 def _remember(memory: Path, value: object) -> None:
-    import tempfile
-
     try:
         memory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(

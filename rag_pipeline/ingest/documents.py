@@ -18,7 +18,7 @@ MARKDOWN_SUFFIXES = (".md", ".markdown")
 DEFAULT_MAX_BYTES = 8 * 2**20
 
 _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
-_LATIN_WORD = re.compile("[A-Za-z\u00c0-\u024f]+")
+_LATIN_WORD = re.compile("[A-Za-z\u00c0-\u024f]{2,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ def _title(headings: Sequence[tuple[int, str]], relative: str) -> str:
 
 
 def _language(visible: str) -> str:
-    """``zh`` when there are more Han characters than Latin words, else ``en``."""
+    """``zh`` when there are more Han characters than Latin words of two letters or more, else ``en``."""
     return "zh" if len(_HAN.findall(visible)) > len(_LATIN_WORD.findall(visible)) else "en"
 
 

@@ -1,6 +1,9 @@
 """Jobs, the sensor on the knowledge folders and the weekly rebuild."""
 
+from datetime import UTC, datetime, timedelta
+
 import dagster as dg
+from pydantic import Field
 
 from rag_pipeline.defs.resources import WorkspaceResource
 from rag_pipeline.index.manifest import digest_of
@@ -9,6 +12,15 @@ from rag_pipeline.reindex import rollback
 from rag_pipeline.settings import AutomationSettings
 
 _FULL = {"ops": {name: {"config": {"full": True}} for name in ("raw_documents", "chunks", "milvus_collection")}}
+_UNDER_WAY = (
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+)
+# A run whose process was killed stays "started" for ever: it must not keep the sensor from looking.
+_LONGEST_WAIT = timedelta(hours=1)
 
 reindex_job = dg.define_asset_job(
     "reindex_job",
@@ -27,7 +39,7 @@ weekly_rebuild_job = dg.define_asset_job(
 class RollbackConfig(dg.Config):
     """Which version to go back to."""
 
-    to: str = ""
+    to: str = Field(default="", description="A version's collection; blank: the one promoted before.")
 
 
 @dg.op
@@ -48,6 +60,7 @@ def knowledge_sensor(settings: AutomationSettings) -> dg.SensorDefinition:
     """A sensor that starts a reindex when the tree of knowledge files differs from the one it saw last.
 
     The cursor is a digest of the tree and no run key is set, so going back to an earlier state is a change as well.
+    While a reindex is under way the sensor waits: a second one would be refused by the alias's write lock.
     """
 
     @dg.sensor(
@@ -63,9 +76,21 @@ def knowledge_sensor(settings: AutomationSettings) -> dg.SensorDefinition:
         tree = digest_of(*(part for file in files for part in (file.source, file.digest)))
         if tree == context.cursor:
             return dg.SkipReason("The knowledge folders are as they were.")
+        if run := _under_way(context.instance):
+            return dg.SkipReason(f"The knowledge folders changed; waiting for run {run} to end.")
         return dg.SensorResult(run_requests=[dg.RunRequest()], cursor=tree)
 
     return sense
+
+
+def _under_way(instance: dg.DagsterInstance) -> str:
+    """Id of a reindex that has not ended, blank without one."""
+    for job in (reindex_job, weekly_rebuild_job):
+        since = datetime.now(UTC) - _LONGEST_WAIT
+        runs = dg.RunsFilter(job_name=job.name, statuses=list(_UNDER_WAY), updated_after=since)
+        for record in instance.get_run_records(runs, limit=1):
+            return str(record.dagster_run.run_id)
+    return ""
 
 
 def weekly_rebuild(settings: AutomationSettings) -> dg.ScheduleDefinition:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import dagster as dg
 
 from rag_pipeline.contracts import CHECKS, ERROR, CheckResult
+from rag_pipeline.index.manifest import Manifest
 
 ASSET_OF_TABLE = {
     "documents": "raw_documents",
@@ -40,4 +41,21 @@ def check_results(results: Iterable[CheckResult]) -> list[dg.AssetCheckResult]:
             metadata={"errored": result.errored, **result.metadata},
         )
         for result in results
+    ]
+
+
+def recorded_results(manifest: Manifest) -> list[CheckResult]:
+    """The verdicts on a collection that its manifest holds: what an earlier run that built it found."""
+    return [
+        CheckResult(
+            name=spec.name,
+            table=spec.table,
+            severity=verdict.severity,
+            passed=verdict.passed,
+            errored=False,
+            description=verdict.description,
+            metadata={"checked_when": f"{manifest.collection} was built"},
+        )
+        for spec in CHECKS
+        if spec.table == "collection" and (verdict := manifest.checks.get(spec.name))
     ]

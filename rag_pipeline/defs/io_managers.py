@@ -4,6 +4,7 @@ import dagster as dg
 import pandas as pd
 from upath import UPath
 
+from rag_pipeline.defs.metadata import column_schema
 from rag_pipeline.tables import from_parquet, to_parquet
 
 
@@ -26,3 +27,11 @@ class ParquetIOManager(dg.UPathIOManager):
         """Read the table."""
         del context
         return from_parquet(path.read_bytes())
+
+    def get_metadata(self, context: dg.OutputContext, obj: pd.DataFrame) -> dict[str, dg.MetadataValue]:
+        """What Dagster shows of every table: its rows and columns."""
+        del context
+        return {
+            "dagster/row_count": dg.MetadataValue.int(len(obj)),
+            "dagster/column_schema": dg.MetadataValue.table_schema(column_schema(obj)),
+        }

@@ -2,11 +2,12 @@
 
 import dagster as dg
 import pandas as pd
+from pydantic import Field
 
 from rag_pipeline import reindex as steps
-from rag_pipeline.defs.checks import check_results, check_specs
+from rag_pipeline.defs.checks import check_results, check_specs, recorded_results
+from rag_pipeline.defs.metadata import change_counts, changes_markdown, data_version, issues_table, slowest_table
 from rag_pipeline.defs.resources import WorkspaceResource
-from rag_pipeline.index.changes import Changes, documents_digest
 from rag_pipeline.index.manifest import digest_of
 from rag_pipeline.plots import inline_image, token_histogram
 from rag_pipeline.tables import indexed_documents, issues_from
@@ -14,46 +15,31 @@ from rag_pipeline.tables import indexed_documents, issues_from
 GROUP = "knowledge"
 OWNERS = ["team:knowledge"]
 TABLE = dg.PythonObjectDagsterType(pd.DataFrame, name="Table")
-_LISTED = 50
-_SLOWEST = 5
+_SLOWEST = 10
 
 
-class ReindexConfig(dg.Config):
-    """What this run may do beyond a plain reindex."""
+class RebuildConfig(dg.Config):
+    """Whether this run may build upon the promoted version."""
 
-    full: bool = False
-    allow_mass_deletion: bool = False
-    take_over: bool = False
+    full: bool = Field(default=False, description="Do it all anew, as if there were no promoted version.")
 
 
 class EmbeddingConfig(dg.Config):
     """How this run embeds."""
 
-    refresh: bool = False
+    refresh: bool = Field(default=False, description="Embed every text again and replace what the cache has.")
 
 
 def _watch(context: dg.AssetExecutionContext) -> steps.Watch:
-    said = {"part": -1}
+    tenths: dict[str, int] = {}
 
     def progress(step: str, done: int, total: int) -> None:
-        part = done * 10 // max(total, 1)
-        if part != said["part"]:
-            said["part"] = part
+        tenth = done * 10 // max(total, 1)
+        if tenths.get(step) != tenth:
+            tenths[step] = tenth
             context.log.info(f"{step}: {done} of {total}")
 
     return steps.Watch(say=context.log.info, progress=progress)
-
-
-def _listing(names: tuple[str, ...]) -> str:
-    more = f"\n- … and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return "\n".join(f"- `{name}`" for name in names[:_LISTED]) + more
-
-
-def _changes_markdown(changes: Changes) -> str:
-    renamed = tuple(f"{before} → {after}" for before, after in changes.renamed)
-    parts = {"added": changes.added, "edited": changes.edited, "removed": changes.removed, "renamed": renamed}
-    text = "\n\n".join(f"**{name}** ({len(names)})\n{_listing(names)}" for name, names in parts.items() if names)
-    return text or "nothing changed since the promoted version"
 
 
 @dg.asset(
@@ -64,28 +50,27 @@ def _changes_markdown(changes: Changes) -> str:
     check_specs=check_specs("documents"),
 )
 def raw_documents(
-    context: dg.AssetExecutionContext, config: ReindexConfig, workspace: WorkspaceResource
+    context: dg.AssetExecutionContext, config: RebuildConfig, workspace: WorkspaceResource
 ) -> dg.MaterializeResult:
-    """Every Markdown file of the knowledge folders, decoded, with its front matter; rejected files too."""
-    ws = workspace.open(allow_mass_deletion=config.allow_mass_deletion, take_over=config.take_over)
+    """Every Markdown file of the knowledge folders, decoded, with its front matter; rejected files too.
+
+    `changes` in the metadata says what was added, edited, removed and renamed since the promoted version; `issues`
+    lists what a person should mend, by file and line. If suspiciously many documents are gone the run stops; if that
+    is meant, set `allow_mass_deletion` of the resource `workspace` in the run's config.
+    """
+    ws = workspace.open()
     documents, changes = steps.read_documents(ws, full=config.full, watch=_watch(context))
-    issues = issues_from(documents)
+    parent = steps.parent_of(ws)
     return dg.MaterializeResult(
         value=documents,
-        data_version=dg.DataVersion(documents_digest(documents)),
+        data_version=data_version(documents),
         check_results=check_results(steps.check_documents(ws, documents)),
         metadata={
             "documents": len(indexed_documents(documents)),
             "rejected": int(documents["rejected"].sum()),
-            "added": len(changes.added),
-            "edited": len(changes.edited),
-            "removed": len(changes.removed),
-            "renamed": len(changes.renamed),
-            "changes": dg.MetadataValue.md(_changes_markdown(changes)),
-            "issues": dg.MetadataValue.md(
-                "\n".join(f"- `{issue.source}` line {issue.line}: {issue.reason}" for issue in issues[:_LISTED])
-                or "none"
-            ),
+            **change_counts(changes),
+            "changes": changes_markdown(changes, since=f"`{parent.collection}`" if parent else "an empty index"),
+            "issues": issues_table(issues_from(documents)),
         },
     )
 
@@ -98,30 +83,29 @@ def raw_documents(
     check_specs=check_specs("chunks"),
 )
 def chunks(
-    context: dg.AssetExecutionContext, config: ReindexConfig, workspace: WorkspaceResource, raw_documents: pd.DataFrame
+    context: dg.AssetExecutionContext, config: RebuildConfig, workspace: WorkspaceResource, raw_documents: pd.DataFrame
 ) -> dg.MaterializeResult:
-    """Heading-aware chunks with breadcrumbs, cut to the embedding model's own tokens; nothing is lost."""
-    ws = workspace.open(take_over=config.take_over)
-    watch = _watch(context)
+    """Heading-aware chunks with breadcrumbs, cut to the embedding model's own tokens; nothing is lost.
+
+    Chunks of unchanged documents come from the promoted version (`documents_chunked` counts the others). The histogram
+    shows chunk sizes in tokens; a chunk beyond the hard limit would be cut off by the model and fails a check.
+    """
+    ws, watch = workspace.open(), _watch(context)
     table = steps.chunk_documents(ws, raw_documents, full=config.full, watch=watch)
     picture = token_histogram(table["token_count"].tolist(), limit=ws.budget.hard_tokens)
     return dg.MaterializeResult(
         value=table,
-        data_version=dg.DataVersion(digest_of(*table["id"], *table["content_digest"])),
+        data_version=data_version(table),
         check_results=check_results(steps.check_chunks(ws, raw_documents, table)),
         metadata={
             "chunks": len(table),
+            "documents_chunked": len(watch.documents.get("chunk", {})),
             "tokens": int(table["token_count"].sum()),
             "largest_chunk_tokens": int(table["token_count"].max()) if len(table) else 0,
             "token_histogram": dg.MetadataValue.md(inline_image(picture, alternative="chunk sizes in tokens")),
-            "slowest_documents": dg.MetadataValue.md(_slowest_markdown(watch.slowest("chunk", _SLOWEST))),
+            "slowest_documents": slowest_table(watch.slowest("chunk", _SLOWEST)),
         },
     )
-
-
-def _slowest_markdown(slowest: list[tuple[str, float]]) -> str:
-    rows = "\n".join(f"| `{source}` | {seconds * 1000:.0f} |" for source, seconds in slowest)
-    return f"| document | ms |\n|---|---|\n{rows}" if rows else "no document was chunked"
 
 
 @dg.asset(
@@ -138,7 +122,7 @@ def knowledge_index(
     kinds = {f"terms_{kind}": int(count) for kind, count in table["kind"].value_counts().items()}
     return dg.MaterializeResult(
         value=table,
-        data_version=dg.DataVersion(digest_of(*table["kind"], *table["term"], *table["source"])),
+        data_version=data_version(table),
         metadata={"terms": len(table), **kinds},
     )
 
@@ -147,13 +131,17 @@ def knowledge_index(
     group_name=GROUP,
     owners=OWNERS,
     dagster_type=TABLE,
-    kinds={"pytorch", "pandas"},
+    kinds={"huggingface", "pandas"},
     check_specs=check_specs("embeddings"),
 )
 def breadcrumb_embeddings(
     context: dg.AssetExecutionContext, config: EmbeddingConfig, workspace: WorkspaceResource, chunks: pd.DataFrame
 ) -> dg.MaterializeResult:
-    """One unit vector a chunk, of title, breadcrumb and content; texts seen before come from the cache."""
+    """One unit vector a chunk, of title, breadcrumb and content.
+
+    Texts seen before come from the cache (`from_cache`); only new or edited ones are embedded (`re_embedded`). A
+    renamed or moved document embeds nothing unless its title or headings change.
+    """
     ws = workspace.open()
     result = steps.embed_chunks(ws, chunks, refresh=config.refresh, watch=_watch(context))
     return dg.MaterializeResult(
@@ -183,28 +171,33 @@ def breadcrumb_embeddings(
 )
 def milvus_collection(
     context: dg.AssetExecutionContext,
-    config: ReindexConfig,
+    config: RebuildConfig,
     workspace: WorkspaceResource,
     raw_documents: pd.DataFrame,
     chunks: pd.DataFrame,
     breadcrumb_embeddings: pd.DataFrame,
     knowledge_index: pd.DataFrame,
 ) -> dg.MaterializeResult:
-    """A new version of the collection beside the promoted one, complete and verified, with its artefacts."""
-    ws = workspace.open(take_over=config.take_over)
+    """A new version of the collection beside the promoted one, complete and verified, with its artefacts.
+
+    Equal knowledge gives the version that is there already: nothing is written. No reader sees a new version before
+    `promoted_collection` moves the alias, so a failed check here costs nothing but this run.
+    """
+    ws = workspace.open()
     manifest, results = steps.stage(
         ws, raw_documents, chunks, breadcrumb_embeddings, knowledge_index, full=config.full, watch=_watch(context)
     )
+    found = [result for result in results if result.table == "collection"] or recorded_results(manifest)
     return dg.MaterializeResult(
         value=pd.DataFrame([{"collection": manifest.collection, "fingerprint": manifest.fingerprint}]),
         data_version=dg.DataVersion(manifest.fingerprint),
-        check_results=check_results(result for result in results if result.table == "collection"),
+        check_results=check_results(found),
         metadata={
             "collection": manifest.collection,
             "rows": manifest.chunks,
             "documents": manifest.documents,
             "index_type": manifest.index_type,
-            "applied_by": manifest.applied_by,
+            "applied_by": manifest.applied_by if results else "nothing to do",
             "parent": manifest.parent or "none",
             "store": ws.store.description,
             "gate": manifest.gate,
@@ -218,19 +211,23 @@ def milvus_collection(
     kinds={"milvus"},
 )
 def promoted_collection(
-    context: dg.AssetExecutionContext,
-    config: ReindexConfig,
-    workspace: WorkspaceResource,
-    milvus_collection: pd.DataFrame,
+    context: dg.AssetExecutionContext, workspace: WorkspaceResource, milvus_collection: pd.DataFrame
 ) -> dg.MaterializeResult:
-    """The version that the alias points to: what every lookup reads. Moved only past all ERROR checks."""
-    ws = workspace.open(take_over=config.take_over)
+    """The version that the alias points to: what every lookup reads.
+
+    The alias moves only to a version whose manifest holds a pass of every ERROR check, whichever run made it. The job
+    `rollback_job` moves it back to `before`.
+    """
+    ws = workspace.open()
+    before = ws.store.alias_target(ws.settings.index.alias)
     manifest = steps.promote(ws, milvus_collection["collection"].iloc[0], watch=_watch(context))
     return dg.MaterializeResult(
         data_version=dg.DataVersion(manifest.fingerprint),
         metadata={
             "alias": manifest.alias,
             "collection": manifest.collection,
+            "before": before or "none",
+            "moved": before != manifest.collection,
             "promoted_at": manifest.promoted_at,
             "documents": manifest.documents,
             "chunks": manifest.chunks,

@@ -83,10 +83,12 @@ def documents_from(table: pd.DataFrame) -> list[Document]:
 
 
 def issues_from(table: pd.DataFrame) -> list[Issue]:
-    """The issues of a documents table as records, in its order."""
+    """The issues of a documents table as records, in its order; a file whose old version is kept counts as rejected."""
     return [
         Issue(source=source, line=int(issue["line"]), reason=issue["reason"], rejected=bool(rejected))
-        for source, rejected, issues in zip(table["source"], table["rejected"], table["issues"], strict=True)
+        for source, rejected, issues in zip(
+            table["source"], table["rejected"] | (table["raw_digest"] != table["digest"]), table["issues"], strict=True
+        )
         for issue in issues
     ]
 

@@ -252,20 +252,24 @@ class _Chunker:
     def _smaller(self, draft: _Draft) -> list[_Draft]:
         """Two or more drafts for one that is too large; the last resorts are to drop frames, then the head."""
         units = draft.units
-        if len(units) > 1:
-            middle = _middle(units)
+        shown = [index for index, unit in enumerate(units) if unit.tokens]
+        if len(shown) > 1:
+            middle = shown[_middle([units[index] for index in shown])]
             return [self._draft(draft.section, part, draft.head) for part in (units[:middle], units[middle:])]
-        unit = units[0]
+        place = shown[0]
+        unit = units[place]
         rendered = self._visible.render(unit.start, unit.end)
-        if len(rendered) > 1:
-            half = Limit(max(1, unit.tokens // 2), (len(rendered) + 1) // 2)
-            parts = self._splitter.cut_text(unit.start, unit.end, half, ())
-            if len(parts) > 1:
-                return [self._draft(draft.section, [replace(part, frames=unit.frames)], draft.head) for part in parts]
-        if unit.frames:
-            return [self._draft(draft.section, [replace(unit, frames=())], draft.head)]
+        half = Limit(max(1, unit.tokens // 2), (len(rendered) + 1) // 2)
+        parts = self._splitter.cut_text(unit.start, unit.end, half)
+        groups = _shown_groups(
+            [*units[:place], *(replace(part, frames=unit.frames) for part in parts), *units[place + 1 :]]
+        )
+        if len(groups) > 1:
+            return [self._draft(draft.section, group, draft.head) for group in groups]
+        if any(each.frames for each in units):
+            return [self._draft(draft.section, [replace(each, frames=()) for each in units], draft.head)]
         if draft.head:
-            return [self._draft(draft.section, [unit], "")]
+            return [self._draft(draft.section, units, "")]
         raise ConfigurationError(
             f"The hard limit of {self._budget.hard_tokens} tokens does not hold the single piece {rendered[:20]!r} "
             f"of {self._document.source}; raise it."
@@ -377,15 +381,30 @@ def _total(units: Sequence[Unit], *, framed: bool = False) -> tuple[int, int]:
     return tokens, sum(unit.size + 2 for unit in units) + sum(frame.size for frame in frames)
 
 
+def _shown_groups(units: Sequence[Unit]) -> list[list[Unit]]:
+    """One group for each unit that shows something; those that show nothing go with the one before, else the first."""
+    groups: list[list[Unit]] = []
+    leading: list[Unit] = []
+    for unit in units:
+        if unit.tokens:
+            groups.append([*leading, unit])
+            leading = []
+        elif groups:
+            groups[-1].append(unit)
+        else:
+            leading.append(unit)
+    return groups
+
+
 def _middle(units: Sequence[Unit]) -> int:
-    """Index that halves the units by tokens, not behind one that leads in the next."""
+    """Index that halves two or more units by tokens, not behind one that leads in the next."""
     total = sum(unit.tokens for unit in units)
     seen = 0
     for index, unit in enumerate(units[:-1], start=1):
         seen += unit.tokens
         if 2 * seen >= total:
             return index - 1 if unit.keep_next and index > 1 else index
-    return max(1, len(units) - 1)
+    return len(units) - 1
 
 
 def _head(title: str, breadcrumb: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ Rules:
   keys have no effect. TOML is read with `tomllib`.
 - A field is a scalar or a list of scalars; deeper values are ignored. At most 64 values a field are kept, each on one
   line and cut to 200 characters.
+- A keyword that begins with a slash is left out: Hugo's aliases are old addresses, not words.
 - A block that cannot be read is reported and left out of the body; unless it does not look like front matter at all
   (its first line is no ``key:`` or ``key =``), then it is body.
 """
@@ -122,7 +123,7 @@ def _typed(values: Mapping[object, object], *, body_start: int) -> FrontMatter:
 
     def several(*names: str) -> tuple[str, ...]:
         found = (part.strip() for name in names for text in _texts(lower.get(name)) for part in re.split("[,，]", text))
-        return tuple(dict.fromkeys(part for part in found if part))[:MAX_VALUES]
+        return tuple(dict.fromkeys(part for part in found if part and not part.startswith("/")))[:MAX_VALUES]
 
     return FrontMatter(
         body_start=body_start,

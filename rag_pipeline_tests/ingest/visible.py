@@ -17,6 +17,7 @@ _TAG = re.compile(r"\x01.*?\x02", re.DOTALL)
 _ANCHOR = re.compile(r"\s*\{\s*#[^{}]*\}\s*$")
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _WINDOW = 60_000
+_FRAME = 300
 
 
 class _HtmlText(HTMLParser):
@@ -98,22 +99,29 @@ def lost_words(document: Document, chunks: Sequence[Chunk]) -> list[str]:
 
 
 def _find(content: str, ends: list[int], word: str, position: int) -> int:
-    """Where ``word`` ends behind ``position``; -1 when it is not there."""
-    found = content.find(word, position, position + _WINDOW + len(word))
-    if found >= 0:
-        return found + len(word)
-    rest = word
+    """The first place behind ``position`` where ``word`` ends; -1 when it is not there."""
+    whole = content.find(word, position, position + _WINDOW + len(word))
+    last = whole if whole >= 0 else position + _WINDOW
+    for end in ends[bisect_right(ends, position) :][:20]:
+        if end >= last + len(word):
+            break
+        for size in range(min(len(word), end - position), 0, -1):
+            if content.endswith(word[:size], position, end) and (found := _rest(content, ends, word[size:], end)) >= 0:
+                return found
+    return whole + len(word) if whole >= 0 else -1
+
+
+def _rest(content: str, ends: list[int], rest: str, position: int) -> int:
+    """Where the rest of a cut word ends: near the beginning of the next content, or cut again."""
     while rest:
-        found = content.find(rest, position, position + _WINDOW)
+        found = content.find(rest, position, position + _FRAME + len(rest))
         if found >= 0:
             return found + len(rest)
-        for end in ends[bisect_right(ends, position) :][:20]:
-            head = next((size for size in range(len(rest), 0, -1) if content.endswith(rest[:size], position, end)), 0)
-            if head:
-                position, rest = end, rest[head:]
-                break
-        else:
+        end = ends[min(bisect_right(ends, position), len(ends) - 1)]
+        head = next((size for size in range(len(rest), 0, -1) if content.endswith(rest[:size], position, end)), 0)
+        if not head:
             return -1
+        position, rest = end, rest[head:]
     return position
 
 

@@ -13,8 +13,6 @@ import filelock
 import numpy as np
 import numpy.typing as npt
 
-from rag_pipeline.index.models import ResolvedModel
-
 _BUSY_SECONDS = 30.0
 _KEYS_AT_ONCE = 500
 _LAYOUT = 1
@@ -33,23 +31,12 @@ class EmbeddingCache:
 
     Args:
         directory: Where the file lies; created when missing.
-        fingerprint: Of the model (or give ``model``).
-        model: Whose fingerprint to take.
+        fingerprint: Of the model, see `rag_pipeline.index.models.ResolvedModel`.
         dimension: Length of its vectors; a stored vector of another length counts as missing.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        dimension: int,
-        fingerprint: str | None = None,
-        model: ResolvedModel | None = None,
-    ) -> None:
-        if (fingerprint is None) == (model is None):
-            raise ValueError("EmbeddingCache takes either fingerprint or model")
-        key = model.fingerprint if model is not None else str(fingerprint)
-        self._path = directory / f"{key}.sqlite"
+    def __init__(self, directory: Path, *, fingerprint: str, dimension: int) -> None:
+        self._path = directory / f"{fingerprint}.sqlite"
         self._dimension = dimension
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None

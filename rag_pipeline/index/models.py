@@ -6,9 +6,9 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rag_pipeline.errors import ConfigurationError, ModelUnavailableError
 from rag_pipeline.index import bundled_e5, model_folder
@@ -259,8 +259,3 @@ def _from_hub(name: str) -> Path:
         f"(hf download {repository}) and bring that cache here, or name a folder with the model, or use "
         f"'{DEFAULT_MODEL}', which needs no hub."
     ) from reason
-
-
-def profile_values(profile: ModelProfile) -> dict[str, Any]:
-    """The profile as plain values, for a manifest."""
-    return asdict(profile)

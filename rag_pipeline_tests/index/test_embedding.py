@@ -228,12 +228,11 @@ def test_cache_gives_back_the_bytes_that_were_put(tmp_path: Path) -> None:
 
 def test_caches_of_models_are_apart(tmp_path: Path, tiny: ResolvedModel) -> None:
     digest = embedding_digest("x")
-    with EmbeddingCache(tmp_path, model=tiny, dimension=8) as cache:
+    with EmbeddingCache(tmp_path, fingerprint=tiny.fingerprint, dimension=8) as cache:
         cache.put_many({digest: unit(1)})
-        assert cache.path.stem == tiny.fingerprint
-    assert EmbeddingCache(tmp_path, fingerprint="0" * 16, dimension=8).get_many([digest]) == {}
-    with pytest.raises(ValueError, match="either"):
-        EmbeddingCache(tmp_path, dimension=8)
+    with EmbeddingCache(tmp_path, fingerprint="0" * 16, dimension=8) as other:
+        assert other.get_many([digest]) == {}
+    assert sorted(path.stem for path in tmp_path.glob("*.sqlite")) == sorted(["0" * 16, tiny.fingerprint])
 
 
 def test_a_stored_value_that_is_no_unit_vector_counts_as_missing(tmp_path: Path) -> None:
@@ -400,7 +399,7 @@ class Flawed(HashingEmbedder):
 def test_equal_texts_are_embedded_once_and_known_ones_not_at_all(tmp_path: Path) -> None:
     embedder = HashingEmbedder()
     texts = ["disk full", "pod restart", "disk full", "node down"]
-    with EmbeddingCache(tmp_path, model=embedder.model, dimension=embedder.dimension) as cache:
+    with EmbeddingCache(tmp_path, fingerprint=embedder.model.fingerprint, dimension=embedder.dimension) as cache:
         first = embed_texts(texts, token_counts=[2, 3, 2, 2], embedder=embedder, cache=cache)
         second = embed_texts([*texts[::-1], "new"], token_counts=[2, 2, 3, 2, 1], embedder=embedder, cache=cache)
 
@@ -414,7 +413,7 @@ def test_equal_texts_are_embedded_once_and_known_ones_not_at_all(tmp_path: Path)
 
 def test_refresh_embeds_again_and_replaces(tmp_path: Path) -> None:
     embedder = HashingEmbedder()
-    with EmbeddingCache(tmp_path, model=embedder.model, dimension=embedder.dimension) as cache:
+    with EmbeddingCache(tmp_path, fingerprint=embedder.model.fingerprint, dimension=embedder.dimension) as cache:
         cache.put_many({embedding_digest("disk"): unit(1, embedder.dimension)})
         stale = embed_texts(["disk"], token_counts=[1], embedder=embedder, cache=cache)
         fresh = embed_texts(["disk"], token_counts=[1], embedder=embedder, cache=cache, refresh=True)
@@ -428,7 +427,7 @@ def test_refresh_embeds_again_and_replaces(tmp_path: Path) -> None:
 
 def test_truncated_texts_are_counted_even_when_cached(tmp_path: Path) -> None:
     embedder = HashingEmbedder(max_tokens=10)
-    with EmbeddingCache(tmp_path, model=embedder.model, dimension=embedder.dimension) as cache:
+    with EmbeddingCache(tmp_path, fingerprint=embedder.model.fingerprint, dimension=embedder.dimension) as cache:
         for _ in range(2):
             result = embed_texts(["a", "b", "c"], token_counts=[10, 11, 500], embedder=embedder, cache=cache)
             assert result.truncated == 2
@@ -437,7 +436,7 @@ def test_truncated_texts_are_counted_even_when_cached(tmp_path: Path) -> None:
 def test_a_killed_run_keeps_all_but_the_last_piece(tmp_path: Path) -> None:
     texts = [f"text {index}" for index in range(600)]
     embedder = Flawed(fail_at_call=3)
-    with EmbeddingCache(tmp_path, model=embedder.model, dimension=16) as cache:
+    with EmbeddingCache(tmp_path, fingerprint=embedder.model.fingerprint, dimension=16) as cache:
         with pytest.raises(KeyboardInterrupt):
             embed_texts(texts, token_counts=[10] * 600, embedder=embedder, cache=cache)
         result = embed_texts(texts, token_counts=[10] * 600, embedder=Flawed(), cache=cache)
@@ -454,7 +453,7 @@ def test_long_texts_are_kept_in_smaller_pieces() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
 def test_a_vector_without_direction_is_refused_and_not_kept(tmp_path: Path, value: float) -> None:
     embedder = Flawed("the bad one", value)
-    with EmbeddingCache(tmp_path, model=embedder.model, dimension=16) as cache:
+    with EmbeddingCache(tmp_path, fingerprint=embedder.model.fingerprint, dimension=16) as cache:
         with pytest.raises(CheckFailedError, match="'the bad one'"):
             embed_texts(["good", "the bad one"], token_counts=[1, 3], embedder=embedder, cache=cache)
         assert cache.get_many([embedding_digest("the bad one")]) == {}
@@ -475,7 +474,7 @@ def test_progress_counts_only_what_is_embedded(tmp_path: Path) -> None:
         seen.append((done, total))
 
     texts = [f"text {index}" for index in range(300)]
-    with EmbeddingCache(tmp_path, model=embedder.model, dimension=embedder.dimension) as cache:
+    with EmbeddingCache(tmp_path, fingerprint=embedder.model.fingerprint, dimension=embedder.dimension) as cache:
         for _ in range(2):
             embed_texts(texts, token_counts=[5] * 300, embedder=embedder, cache=cache, progress=note)
 
@@ -490,7 +489,7 @@ def test_no_texts_give_an_empty_result() -> None:
 
 def test_vectors_from_the_cache_equal_embedded_ones(tmp_path: Path, tiny: ResolvedModel) -> None:
     counts = load_token_counter(tiny).count_inputs(MIXED)
-    with EmbeddingCache(tmp_path, model=tiny, dimension=32) as cache:
+    with EmbeddingCache(tmp_path, fingerprint=tiny.fingerprint, dimension=32) as cache:
         first = embed_texts(MIXED, token_counts=counts, embedder=Embedder(tiny), cache=cache)
         second = embed_texts(
             MIXED[::-1], token_counts=counts[::-1], embedder=HashingEmbedder(dimension=32), cache=cache
@@ -507,7 +506,7 @@ from pathlib import Path
 from rag_pipeline.index.embedding import EmbeddingCache, embed_texts
 from rag_pipeline_tests.fakes import HashingEmbedder
 embedder = HashingEmbedder(dimension=16)
-cache = EmbeddingCache(Path(sys.argv[1]), model=embedder.model, dimension=16)
+cache = EmbeddingCache(Path(sys.argv[1]), fingerprint=embedder.model.fingerprint, dimension=16)
 def progress(done, total):
     if done > 700: os.kill(os.getpid(), 9)
 texts = [f"text {i}" for i in range(1000)]
@@ -522,7 +521,7 @@ def test_kill_nine_leaves_a_sound_cache(tmp_path: Path) -> None:
     assert ended.returncode == -9
 
     embedder = HashingEmbedder(dimension=16)
-    with EmbeddingCache(tmp_path, model=embedder.model, dimension=16) as cache:
+    with EmbeddingCache(tmp_path, fingerprint=embedder.model.fingerprint, dimension=16) as cache:
         result = embed_texts(
             [f"text {index}" for index in range(1000)], token_counts=[9] * 1000, embedder=embedder, cache=cache
         )

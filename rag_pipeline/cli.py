@@ -297,27 +297,12 @@ def doctor(*, as_json: Json = False, alias: Alias = None, state: State = None, c
 
 
 def main() -> None:
-    """Run the command; errors of this project become one message and their exit code."""
+    """Run the command; an error of this project becomes one message and its exit code."""
     try:
-        code = app(standalone_mode=False)
+        app()
     except RagPipelineError as error:
         print(f"rag-pipeline: {error}", file=sys.stderr)
-        code = error.exit_code
-    except typer.Abort:
-        code = 130
-    except KeyboardInterrupt:
-        code = 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        code = 0
-    except Exception as error:
-        import click
-
-        if not isinstance(error, click.ClickException):
-            raise
-        error.show()
-        code = error.exit_code
-    sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

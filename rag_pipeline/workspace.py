@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from rag_pipeline.errors import RefusedError
 from rag_pipeline.index.manifest import RootEntry, digest_of, now_text
-from rag_pipeline.ingest.documents import Root
 from rag_pipeline.records import ChunkBudget
 from rag_pipeline.settings import Settings
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from rag_pipeline.index.milvus import MilvusStore
     from rag_pipeline.index.models import ResolvedModel
     from rag_pipeline.index.versions import Versions
+    from rag_pipeline.ingest.documents import Root
     from rag_pipeline.records import TokenCounter
 
 
@@ -48,8 +48,10 @@ class Workspace:
         return self.state / "milvus"
 
     @cached_property
-    def roots(self) -> tuple[Root, ...]:
+    def roots(self) -> "tuple[Root, ...]":
         """The knowledge folders, absolute; a blank name becomes the folder's own."""
+        from rag_pipeline.ingest.documents import Root
+
         return tuple(
             Root(name=root.name or self.settings.path(root.path).name, path=self.settings.path(root.path))
             for root in self.settings.knowledge.roots

@@ -1,0 +1,315 @@
+"""The command: what it prints where, its exit codes, its start-up, and that the README names every part of it."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rag_pipeline.index import lite_server
+from rag_pipeline_tests.conftest import PROJECT, write
+
+
+def run_in(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in this process (a new one would import torch each time), as if typed in ``folder``."""
+    from rag_pipeline.cli import main
+
+    before = Path.cwd(), dict(os.environ), sys.argv
+    out, err = io.StringIO(), io.StringIO()
+    code: object = 0
+    try:
+        os.chdir(folder)
+        os.environ.update(environment)
+        sys.argv = ["rag-pipeline", *arguments]
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        code = end.code
+    finally:
+        os.chdir(before[0])
+        os.environ.clear()
+        os.environ.update(before[1])
+        sys.argv = before[2]
+    return subprocess.CompletedProcess(arguments, int(code or 0), out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, tiny_models: tuple[Path, Path]) -> Iterator[Path]:
+    """A project folder with a configuration file and an index."""
+    home = tmp_path_factory.mktemp("project")
+    write(home / "knowledge/cache/redis.md", "# Redis\n\nMemory is full.\n\n## Check\n\nRun `INFO`.\n")
+    write(home / "knowledge/host/disk.md", "---\ntitle: 磁盘写满\n---\n# 磁盘\n\n清理日志。\n")
+    write(
+        home / "rag_pipeline.toml",
+        f'[embedding]\nmodel = "{tiny_models[0]}"\n[chunking]\nsoft_tokens = 80\nhard_tokens = 120\n',
+    )
+    done = run_in(home, "reindex", "--json")
+    assert done.returncode == 0, done.stderr
+    yield home
+    lite_server.stop(home / ".rag/milvus")
+
+
+def test_reindex_prints_one_json_document_and_nothing_else(project: Path) -> None:
+    done = run_in(project, "reindex", "--json")
+    record = json.loads(done.stdout)
+    assert (record["result"], record["documents"], record["embedded"], record["truncated"]) == ("unchanged", 2, 0, 0)
+    assert record["gate"] == "none"
+
+
+def test_everything_written_lies_in_the_state_folder(project: Path) -> None:
+    assert sorted(path.name for path in project.iterdir()) == [".rag", "knowledge", "rag_pipeline.toml"]
+
+
+def test_it_works_from_a_folder_below_the_project(project: Path) -> None:
+    done = run_in(project / "knowledge" / "cache", "status", "--json")
+    assert json.loads(done.stdout)["documents"] == 2
+
+
+def test_status_from_copies_equals_the_live_one(project: Path) -> None:
+    copies = json.loads(run_in(project, "status", "--json").stdout)
+    live = json.loads(run_in(project, "status", "--live", "--json").stdout)
+    assert (copies.pop("source"), live.pop("source")) == ("manifest copies", "store")
+    assert (copies.pop("rows"), live.pop("rows")) == (None, live["chunks"])
+    assert copies == live
+    assert copies["gate"] == "none"
+    assert copies["versions"][0]["standing"] == "promoted"
+
+
+def test_search_finds_and_keeps_to_the_category(project: Path) -> None:
+    found = json.loads(run_in(project, "search", "memory", "--json", "--top-k", "5").stdout)
+    assert len(found) == 3
+    assert {item["score_label"] for item in found} == {"l2_distance"}
+    assert [item["score"] for item in found] == sorted(item["score"] for item in found)
+    only = json.loads(run_in(project, "search", "memory", "--json", "--category", "host").stdout)
+    assert {item["metadata"]["source"] for item in only} == {"host/disk.md"}
+    assert "INFO" in run_in(project, "search", "Run INFO").stdout
+
+
+def test_search_of_a_file_of_queries_writes_what_the_scorer_reads(
+    project: Path, tmp_path: Path, data_dir: Path
+) -> None:
+    write(
+        tmp_path / "set/queries.jsonl",
+        '{"id": "q1", "query": "memory", "kind": "chat"}\n{"id": "q2", "query": "磁盘"}\n',
+    )
+    write(
+        tmp_path / "set/qrels.tsv", "query_id\tdoc\theading\tgrade\nq1\tcache/redis.md\t\t1\nq2\thost/disk.md\t磁盘\t1\n"
+    )
+    done = run_in(project, "search", "--queries", str(tmp_path / "set/queries.jsonl"), "--top-k", "3")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["id"] for line in lines] == ["q1", "q2"]
+    assert [len(line["ranking"]) for line in lines] == [3, 3]
+    assert set(lines[0]["ranking"][0]) == {"doc", "breadcrumb", "chunk_id", "score", "raw_score", "score_label"}
+    write(tmp_path / "run.jsonl", done.stdout)
+    scored = subprocess.run(
+        [sys.executable, data_dir / "score.py", tmp_path / "run.jsonl", "--set", tmp_path / "set",
+         "--queries", "queries.jsonl", "--qrels", "qrels.tsv"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert '"hit@5": 1.0' in scored.stdout, scored.stderr
+
+
+def test_chunks_shows_spans_from_which_losslessness_can_be_checked(project: Path) -> None:
+    file = project / "knowledge/cache/redis.md"
+    chunks = [json.loads(line) for line in run_in(project, "chunks", str(file), "--json").stdout.splitlines()]
+    text = file.read_text()
+    covered = "\n".join(text[chunk["char_start"] : chunk["char_end"]] for chunk in chunks)
+    assert covered.split() == text.split()
+    assert [chunk["breadcrumb"] for chunk in chunks] == [["Redis"], ["Redis", "Check"]]
+    assert "# Redis" in run_in(project, "chunks", str(file)).stdout
+
+
+def test_settings_shows_where_each_value_comes_from_and_masks_secrets(project: Path) -> None:
+    done = run_in(
+        project, "settings", "--json", "--alias", "other",
+        RAG_RETRIEVAL__MILVUS__TOKEN="root:hunter2", RAG_RETRIEVAL__TOP_K="7",
+    )  # fmt: skip
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert (rows["index.alias"]["value"], rows["index.alias"]["origin"]) == ("other", "command line")
+    assert (rows["retrieval.top_k"]["value"], rows["retrieval.top_k"]["origin"]) == (
+        7,
+        "environment RAG_RETRIEVAL__TOP_K",
+    )
+    assert rows["chunking.soft_tokens"]["origin"].endswith("rag_pipeline.toml")
+    assert rows["index.keep_versions"]["origin"] == "default"
+    assert rows["retrieval.milvus.token"]["value"] == "********"
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_a_rollback_and_a_prune_work_on_a_base_given_by_flag(
+    project: Path, tmp_path: Path, stop_lite: Callable[[Path], None]
+) -> None:
+    stop_lite(tmp_path / "state/milvus")
+    write(tmp_path / "docs/a.md", "# A\n\nOne.\n")
+    place = ("--state", str(tmp_path / "state"))
+    first = json.loads(run_in(project, "reindex", "--knowledge", str(tmp_path / "docs"), *place, "--json").stdout)
+    write(tmp_path / "docs/a.md", "# A\n\nTwo.\n")
+    run_in(project, "reindex", "--knowledge", str(tmp_path / "docs"), *place)
+    back = json.loads(run_in(project, "rollback", *place, "--json").stdout)
+    assert back["promoted"] == first["collection"]
+    held = run_in(project, "reindex", "--knowledge", str(tmp_path / "docs"), *place)
+    assert (held.returncode, "was rolled back" in held.stderr) == (4, True)
+    assert json.loads(run_in(project, "prune", *place, "--json").stdout) == {"dropped": []}
+    assert json.loads(run_in(project, "status", *place, "--json").stdout)["roots"] == [str(tmp_path / "docs")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "code", "said"),
+    [
+        (["reindex", "--no-such-flag"], {}, 2, "--no-such-flag"),
+        (["nonsense"], {}, 2, "nonsense"),
+        (["status", "--config", "absent.toml"], {}, 2, "absent.toml does not exist"),
+        (["status"], {"RAG_RETRIEVAL__TOP_K": "many"}, 2, "RAG_RETRIEVAL__TOP_K"),
+        (["status"], {"RAG_RETRIEVAL__TOP": "1"}, 2, "Setting retrieval.top from environment RAG_RETRIEVAL__TOP"),
+        (["status", "--alias", "no-dash"], {}, 2, "index.alias"),
+        (["search"], {}, 2, "Give a query"),
+        (["search", "--queries", "absent.jsonl"], {}, 2, "absent.jsonl"),
+        (["reindex", "--knowledge", "absent"], {}, 4, "holds another knowledge base"),
+        (["search", "x", "--alias", "unused"], {}, 3, "No version is promoted"),
+        (["search", "x"], {"RAG_RETRIEVAL__MILVUS__URI": "http://127.0.0.1:9"}, 3, "does not answer"),
+        (["reindex", "--full"], {"RAG_EMBEDDING__MODEL": "bundled:unknown"}, 2, "bundled:unknown"),
+        (["reindex", "--full"], {"RAG_EMBEDDING__MODEL": "no/such-model"}, 3, "no/such-model"),
+        (["rollback"], {}, 4, "No earlier version"),
+        (["up", "kafka"], {}, 2, "no part kafka"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_fault_is_one_message_with_its_exit_code(
+    project: Path, arguments: list[str], environment: dict[str, str], code: int, said: str
+) -> None:
+    done = run_in(project, *arguments, **environment, HF_HUB_OFFLINE="1")
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_queries_line_is_named(project: Path, tmp_path: Path) -> None:
+    write(tmp_path / "q.jsonl", '{"id": "a", "query": "x"}\n{"id": "b"}\n')
+    done = run_in(project, "search", "--queries", str(tmp_path / "q.jsonl"))
+    assert (done.returncode, "q.jsonl, line 2" in done.stderr) == (2, True)
+
+
+def test_a_broken_configuration_file_is_named(project: Path, tmp_path: Path) -> None:
+    write(tmp_path / "bad.toml", "[index\n")
+    done = run_in(project, "status", "--config", str(tmp_path / "bad.toml"))
+    assert (done.returncode, "bad.toml cannot be read" in done.stderr) == (2, True)
+    write(tmp_path / "odd.toml", "[index]\nkeep_versions = 0\nodd = 1\n")
+    done = run_in(project, "status", "--config", str(tmp_path / "odd.toml"))
+    assert done.returncode == 2
+    assert re.search(r"Setting index\.keep_versions from .*odd\.toml", done.stderr)
+    assert "Setting index.odd" in done.stderr
+
+
+def test_hostile_content_does_not_reach_the_terminal(project: Path, tmp_path: Path) -> None:
+    write(tmp_path / "hostile.md", "# Title \x1b]0;owned\x07\n\nred \x1b[31m text \u202e reversed\n")
+    shown = run_in(project, "chunks", str(tmp_path / "hostile.md")).stdout
+    assert not set(shown) & {"\x1b", "\x07", "\u202e"}
+    assert "owned" in shown
+
+
+def test_up_doctor_down(project: Path) -> None:
+    started = run_in(project, "up", "milvus")
+    assert (started.returncode, started.stdout.startswith("milvus: unix:")) == (0, True)
+    pid = int(started.stdout.split("process ")[1])
+    healthy = run_in(project, "doctor", "--json")
+    assert (healthy.returncode, [item["name"] for item in json.loads(healthy.stdout) if not item["ok"]]) == (0, [])
+    assert run_in(project, "up", "milvus").stdout == started.stdout
+    os.kill(pid, signal.SIGKILL)
+    while (server := lite_server.running(project / ".rag/milvus")) and server.pid == pid:
+        time.sleep(0.05)
+    again = run_in(project, "up", "milvus").stdout
+    assert again != started.stdout
+    stopped = run_in(project, "down")
+    assert f"milvus: stopped process {again.split('process ')[1].strip()}" in stopped.stdout
+    assert lite_server.running(project / ".rag/milvus") is None
+    assert "was not running" in run_in(project, "down", "milvus").stdout
+
+
+def test_doctor_says_what_to_do(project: Path, tmp_path: Path) -> None:
+    sick = run_in(project, "doctor", "--state", str(tmp_path / "new"), RAG_RETRIEVAL__MILVUS__URI="http://127.0.0.1:9")
+    assert sick.returncode == 3
+    assert "FAIL  store: Milvus at http://127.0.0.1:9 does not answer" in sick.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["status"], ["reindex", "--help"]])
+def test_start_up_is_quick_since_heavy_libraries_stay_out(project: Path, arguments: list[str]) -> None:
+    script = (
+        "import sys; sys.argv = ['rag-pipeline', *sys.argv[1:]]\n"
+        "from rag_pipeline.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'pandas', 'pymilvus', 'dagster', 'great_expectations', 'sentence_transformers', 'numpy'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], cwd=project, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_fault_in_a_process_of_its_own_is_one_line_too(project: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rag_pipeline.cli", "status", "--config", "absent.toml"],
+        cwd=project, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"rag-pipeline: The configuration file .*absent\.toml does not exist\.\n", done.stderr)
+
+
+def test_progress_goes_to_standard_error_only_on_a_terminal(project: Path) -> None:
+    done = run_in(project, "reindex", "--full", "--json")
+    assert json.loads(done.stdout)["result"] == "promoted"
+    assert "\x1b" not in done.stderr
+
+
+def commands() -> dict[str, set[str]]:
+    import typer.main
+
+    from rag_pipeline.cli import app
+
+    group = typer.main.get_command(app)
+    return {
+        name: {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        for name, command in group.commands.items()  # type: ignore[attr-defined]
+    }
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_the_readme_names_every_command_and_option(name: str) -> None:
+    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    assert f"rag-pipeline {name}" in readme
+    common = {"--alias", "--state", "--config", "--json"}
+    for option in commands()[name] | common:
+        assert option in readme, f"{option} of {name} is not in the README"
+
+
+def test_the_readme_names_every_setting() -> None:
+    from rag_pipeline.settings import load_settings
+
+    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    missing = [name for name, _, _ in load_settings(project_root=PROJECT).effective() if f"`{name}`" not in readme]
+    assert missing == []
+
+
+def test_no_server_of_these_tests_is_left(project: Path) -> None:
+    lite_server.stop(project / ".rag/milvus")
+    time.sleep(0.2)
+    left = [p.pid for p in psutil.process_iter() if str(project) in " ".join(_cmdline(p))]
+    assert left == []
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

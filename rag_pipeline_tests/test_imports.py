@@ -1,0 +1,76 @@
+"""Which module may import which, and what stays out of an import."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rag_pipeline_tests.conftest import PROJECT
+
+PACKAGE = PROJECT / "rag_pipeline"
+
+# A module may import from its own layer and from those before it.
+LAYERS = (
+    {"errors"},
+    {"settings", "records"},
+    {"tables", "visibility", "plots"},
+    {"ingest"},
+    {"index"},
+    {"workspace"},
+    {"retrieval"},
+    {"verdicts"},
+    {"contracts"},
+    {"reindex"},
+    {"console", "local_stack"},
+    {"cli"},
+    {"defs"},
+    {"definitions"},
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported_layers(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module == "rag_pipeline":
+            names = [f"rag_pipeline.{alias.name}" for alias in node.names]
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name and name.startswith("rag_pipeline.")}
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_upward_only(path: Path) -> None:
+    downward = {name for name in imported_layers(path) if RANK[name] > RANK[layer_of(path)]}
+    assert downward == set()
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    assert [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)] == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "rag_pipeline.settings", "rag_pipeline.ingest.chunking", "rag_pipeline.index.models",
+        "rag_pipeline.index.milvus", "rag_pipeline.reindex", "rag_pipeline.retrieval.sdk_search", "rag_pipeline.contracts", "rag_pipeline.cli",
+    ],
+)  # fmt: skip
+def test_no_pure_module_pulls_in_dagster_or_a_heavy_library(module: str) -> None:
+    script = f"import sys, {module}; print(sorted({{'dagster', 'torch', 'transformers', 'sentence_transformers', "
+    script += "'great_expectations', 'pymilvus', 'matplotlib', 'langchain_milvus'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

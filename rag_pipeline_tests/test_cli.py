@@ -101,9 +101,8 @@ def test_search_of_a_file_of_queries_writes_what_the_scorer_reads(
         tmp_path / "set/queries.jsonl",
         '{"id": "q1", "query": "memory", "kind": "chat"}\n{"id": "q2", "query": "磁盘"}\n',
     )
-    write(
-        tmp_path / "set/qrels.tsv", "query_id\tdoc\theading\tgrade\nq1\tcache/redis.md\t\t1\nq2\thost/disk.md\t磁盘\t1\n"
-    )
+    judged = ["query_id\tdoc\theading\tgrade", "q1\tcache/redis.md\t\t1", "q2\thost/disk.md\t磁盘\t1"]
+    write(tmp_path / "set/qrels.tsv", "\n".join(judged))
     done = run_in(project, "search", "--queries", str(tmp_path / "set/queries.jsonl"), "--top-k", "3")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["id"] for line in lines] == ["q1", "q2"]

@@ -65,10 +65,16 @@ def test_the_package_itself_imports_nothing() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "rag_pipeline.settings", "rag_pipeline.ingest.chunking", "rag_pipeline.index.models",
-        "rag_pipeline.index.milvus", "rag_pipeline.reindex", "rag_pipeline.retrieval.sdk_search", "rag_pipeline.contracts", "rag_pipeline.cli",
+        "rag_pipeline.settings",
+        "rag_pipeline.ingest.chunking",
+        "rag_pipeline.index.models",
+        "rag_pipeline.index.milvus",
+        "rag_pipeline.reindex",
+        "rag_pipeline.retrieval.sdk_search",
+        "rag_pipeline.contracts",
+        "rag_pipeline.cli",
     ],
-)  # fmt: skip
+)
 def test_no_pure_module_pulls_in_dagster_or_a_heavy_library(module: str) -> None:
     script = f"import sys, {module}; print(sorted({{'dagster', 'torch', 'transformers', 'sentence_transformers', "
     script += "'great_expectations', 'pymilvus', 'matplotlib', 'langchain_milvus'} & set(sys.modules)))"

@@ -5,8 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,42 +120,3 @@ def test_killed_at_random_moments_it_converges_every_time(open_workspace: Open, 
             reindex.prune(ws)
             assert_no_debris(ws)
     assert killed >= 30
-
-
-@pytest.mark.timeout(600)
-def test_a_reader_polls_through_ten_reindexes_without_error_or_empty_answer(
-    open_workspace: Open, knowledge: Path
-) -> None:
-    ws = open_workspace(index__grace_s=2.0)
-    reindex.reindex(ws)
-    answers: list[tuple[str, ...]] = []
-    errors: list[Exception] = []
-    done = threading.Event()
-
-    def poll() -> None:
-        reader = SdkSearch(open_workspace(index__grace_s=2.0))
-        while not done.is_set():
-            try:
-                answers.append(tuple(hit.content for hit in reader.search("which generation", top_k=10)))
-            except Exception as error:
-                errors.append(error)
-
-    readers = [threading.Thread(target=poll) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    try:
-        for generation in range(10):
-            for name in ("a", "b"):
-                write(knowledge / f"cache/{name}.md", f"# {name}\n\nThis is generation {generation}.\n")
-            assert reindex.reindex(ws).result == "promoted"
-            time.sleep(0.2)
-    finally:
-        done.set()
-        for reader in readers:
-            reader.join()
-    assert errors == []
-    assert len(answers) > 100
-    assert all(answers)
-    for answer in answers:
-        generations = {text.split("generation ")[1] for text in answer if "generation " in text}
-        assert len(generations) <= 1, f"one answer mixed versions: {generations}"

@@ -185,88 +185,79 @@ class InlineEditor:
         parser.inline.ruler2.disable("fragments_join")
         ruler = parser.inline.ruler
         rules = {rule.name: rule.fn for rule in ruler.__rules__}
-        for name, wrap in {
+        for name, note in {
             "escape": self._escape,
             "entity": self._entity,
             "emphasis": self._marker,
             "strikethrough": self._marker,
             "backticks": self._backticks,
-            "link": self._link,
-            "image": self._image,
             "autolink": self._autolink,
             "html_inline": self._html_inline,
         }.items():
-            ruler.at(name, wrap(rules[name]))
+            ruler.at(name, self._noting(rules[name], note))
+        ruler.at("link", self._if_links(self._noting(rules["link"], self._link)))
+        ruler.at("image", self._if_links(self._image(rules["image"])))
         ruler.before("escape", "shortcode", self._shortcode)
         return parser
 
-    def _escape(self, rule: _Rule) -> _Rule:
+    def _noting(self, rule: _Rule, note: Callable[[StateInline, int], None]) -> _Rule:
+        """``rule``, with ``note`` called after each match with the position where it began."""
+
         def noted(state: StateInline, silent: bool) -> bool:  # noqa: FBT001 - markdown-it calls it so
             start = state.pos
             if not rule(state, silent):
                 return False
-            if not silent and state.tokens[-1].content != state.tokens[-1].markup:
-                self._note(start, start + 1)
-            return True
-
-        return noted
-
-    def _entity(self, rule: _Rule) -> _Rule:
-        def noted(state: StateInline, silent: bool) -> bool:  # noqa: FBT001
-            start = state.pos
-            if not rule(state, silent):
-                return False
             if not silent:
-                self._note(start, state.pos, _character(state.src[start : state.pos]))
+                note(state, start)
             return True
 
         return noted
 
-    def _marker(self, rule: _Rule) -> _Rule:
-        def noted(state: StateInline, silent: bool) -> bool:  # noqa: FBT001
-            start = state.pos
-            before = len(state.tokens) + bool(state.pending)
-            if not rule(state, silent):
-                return False
-            for token in state.tokens[before:]:
-                end = start + len(token.content)
-                self._markers.append((token, self._base + start, self._base + end))
-                start = end
-            return True
+    def _escape(self, state: StateInline, start: int) -> None:
+        # A backslash before a letter is a backslash.
+        if state.tokens[-1].content != state.tokens[-1].markup:
+            self._note(start, start + 1)
 
-        return noted
+    def _entity(self, state: StateInline, start: int) -> None:
+        self._note(start, state.pos, _character(state.src[start : state.pos]))
 
-    def _backticks(self, rule: _Rule) -> _Rule:
-        def noted(state: StateInline, silent: bool) -> bool:  # noqa: FBT001
-            start, count = state.pos, len(state.tokens)
-            if not rule(state, silent):
-                return False
-            if not silent and len(state.tokens) > count and state.tokens[-1].type == "code_inline":
-                width = len(state.tokens[-1].markup)
-                self._codes.append(Edit(self._base + start, self._base + start + width, ""))
-                self._codes.append(Edit(self._base + state.pos - width, self._base + state.pos, ""))
-            return True
+    def _marker(self, state: StateInline, start: int) -> None:
+        """Remember the tokens of a run of markers; only the end of the parse tells which of them are used."""
+        end = state.pos
+        for token in reversed(state.tokens):
+            if end == start:
+                break
+            self._markers.append((token, self._base + end - len(token.content), self._base + end))
+            end -= len(token.content)
 
-        return noted
+    def _backticks(self, state: StateInline, start: int) -> None:
+        if not state.pending and state.tokens[-1].type == "code_inline":
+            width = len(state.tokens[-1].markup)
+            self._codes.append(Edit(self._base + start, self._base + start + width, ""))
+            self._codes.append(Edit(self._base + state.pos - width, self._base + state.pos, ""))
 
-    def _link(self, rule: _Rule) -> _Rule:
-        def noted(state: StateInline, silent: bool) -> bool:  # noqa: FBT001
-            start = state.pos
-            if not self._links_possible or not rule(state, silent):
-                return False
-            if not silent:
-                label_end = state.md.helpers.parseLinkLabel(state, start, disableNested=True)
-                self._note(start, start + 1)
-                self._note(label_end, state.pos)
-            return True
+    def _link(self, state: StateInline, start: int) -> None:
+        label_end = state.md.helpers.parseLinkLabel(state, start, disableNested=True)
+        self._note(start, start + 1)
+        self._note(label_end, state.pos)
 
-        return noted
+    def _autolink(self, state: StateInline, start: int) -> None:
+        self._note(start, start + 1)
+        self._note(state.pos - 1, state.pos)
+
+    def _html_inline(self, state: StateInline, start: int) -> None:
+        for edit in self._tag(state.src, start, state.pos):
+            self._note(*edit)
+
+    def _if_links(self, rule: _Rule) -> _Rule:
+        def guarded(state: StateInline, silent: bool) -> bool:  # noqa: FBT001
+            return self._links_possible and rule(state, silent)
+
+        return guarded
 
     def _image(self, rule: _Rule) -> _Rule:
         def noted(state: StateInline, silent: bool) -> bool:  # noqa: FBT001
             start, base = state.pos, self._base
-            if not self._links_possible:
-                return False
             # The description is parsed as a text of its own, whose positions begin at 0.
             self._base = base + start + 2
             matched = rule(state, silent)
@@ -276,30 +267,6 @@ class InlineEditor:
                 self._note(start, start + 2)
                 self._note(label_end, state.pos)
             return matched
-
-        return noted
-
-    def _autolink(self, rule: _Rule) -> _Rule:
-        def noted(state: StateInline, silent: bool) -> bool:  # noqa: FBT001
-            start = state.pos
-            if not rule(state, silent):
-                return False
-            if not silent:
-                self._note(start, start + 1)
-                self._note(state.pos - 1, state.pos)
-            return True
-
-        return noted
-
-    def _html_inline(self, rule: _Rule) -> _Rule:
-        def noted(state: StateInline, silent: bool) -> bool:  # noqa: FBT001
-            start = state.pos
-            if not rule(state, silent):
-                return False
-            if not silent:
-                for edit in self._tag(state.src, start, state.pos):
-                    self._note(*edit)
-            return True
 
         return noted
 

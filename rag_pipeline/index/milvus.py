@@ -1,22 +1,21 @@
 """The vector store: one class over Milvus Lite (shared by its own server) and any Milvus server.
 
-Every call has a time limit: a frozen server would hang a caller for ever. A lost connection is made anew once, since
-a server may have been restarted. Milvus's ``L2`` is the squared distance: 0 to 4 between unit vectors.
+Every failure is a `StoreUnavailableError` or a `StoreCallError`, within the call's time limit. Milvus's ``L2`` is the
+squared distance: 0 to 4 between unit vectors.
 """
 
 import json
-import logging
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from rag_pipeline.errors import RefusedError, StoreUnavailableError
-from rag_pipeline.index import lite_server
+from rag_pipeline.errors import RefusedError
+from rag_pipeline.index.milvus_connection import MilvusConnection, StoreCallError
 from rag_pipeline.records import Candidate
 from rag_pipeline.settings import MilvusSettings
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ID_BYTES = 64
 CONTENT_BYTES = 65_535
@@ -24,11 +23,11 @@ CATEGORY_BYTES = 512
 OUTPUT_FIELDS = ("id", "content", "category", "metadata")
 MANIFEST_PROPERTY = "rag.manifest"
 
+# A server keeps it in etcd, which takes 1.5 MB a request: with 1 MB the collection cannot even be dropped.
+_MANIFEST_BYTES = 512 * 1024
 _UPSERT_ROWS = 500
 _HNSW = {"M": 16, "efConstruction": 200}
 _EF = 64
-# pymilvus pings every 10 s; Milvus Lite's server takes that for abuse and hangs up. A Unix socket needs no pings.
-_NO_KEEPALIVE = {"grpc.keepalive_time_ms": 2**31 - 1, "grpc.keepalive_permit_without_calls": 0}
 
 
 class MilvusStore:
@@ -41,25 +40,22 @@ class MilvusStore:
 
     def __init__(self, settings: MilvusSettings, *, lite_folder: Path) -> None:
         self._settings = settings
-        self._lite_folder = lite_folder
-        self._client: Any = None
-        self._connecting = threading.Lock()
+        self._connection = MilvusConnection(settings, lite_folder=lite_folder)
+        self._call = self._connection.call
 
     @property
     def is_lite(self) -> bool:
         """Whether the store is the project's own Milvus Lite."""
-        return not self._settings.uri
+        return self._connection.is_lite
 
     @property
     def description(self) -> str:
         """What to call the store in a message."""
-        return f"Milvus Lite in {self._lite_folder}" if self.is_lite else f"Milvus at {self._settings.uri}"
+        return self._connection.description
 
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._connection.close()
 
     def check(self) -> str:
         """The server's version.
@@ -88,6 +84,7 @@ class MilvusStore:
         """
         from pymilvus import DataType, MilvusClient
 
+        _check_manifest(manifest)
         schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=ID_BYTES)
         schema.add_field("content", DataType.VARCHAR, max_length=CONTENT_BYTES)
@@ -125,6 +122,7 @@ class MilvusStore:
 
     def set_manifest_json(self, collection: str, manifest: str) -> None:
         """Replace the manifest that travels with a collection."""
+        _check_manifest(manifest)
         self._call("alter_collection_properties", collection, properties={MANIFEST_PROPERTY: manifest})
 
     def dimension(self, collection: str) -> int:
@@ -136,12 +134,12 @@ class MilvusStore:
 
     def alias_target(self, alias: str) -> str | None:
         """The collection that an alias points to, ``None`` without the alias."""
-        from pymilvus.exceptions import MilvusException
-
         try:
             return str(self._call("describe_alias", alias)["collection_name"])
-        except MilvusException:
-            return None
+        except StoreCallError as error:
+            if error.no_such_alias:
+                return None
+            raise
 
     def aliases(self, collection: str) -> list[str]:
         """The aliases that point to a collection."""
@@ -149,8 +147,13 @@ class MilvusStore:
 
     def point_alias(self, alias: str, collection: str) -> None:
         """Let ``alias`` point to ``collection``; readers see the old or the new target, never none."""
-        verb = "create_alias" if self.alias_target(alias) is None else "alter_alias"
-        self._call(verb, collection, alias)
+        try:
+            # Asked for first, since a server shows no alias whose target was dropped, yet refuses to create it again.
+            self._call("alter_alias", collection, alias)
+        except StoreCallError as error:
+            if not error.no_such_alias:
+                raise
+            self._call("create_alias", collection, alias)
 
     # Rows
 
@@ -175,33 +178,34 @@ class MilvusStore:
 
     def ids(self, collection: str) -> Iterator[str]:
         """All ids with Strong consistency, in the store's order; a stored-twice row gives its id twice."""
-        pages = self._call(
-            "query_iterator", collection, batch_size=1000, output_fields=["id"], consistency_level="Strong",
-            limit_s=self._settings.write_timeout_s,
-        )  # fmt: skip
-        try:
-            while page := pages.next():
-                yield from (str(row["id"]) for row in page)
-        finally:
-            pages.close()
+        for page in self._pages(collection, ["id"], rows=1000):
+            yield from (str(row["id"]) for row in page)
 
     def rows(self, collection: str, *, vectors: bool = False) -> list[dict[str, Any]]:
         """All rows, ordered by id; meant for tests and comparisons."""
         fields = [*OUTPUT_FIELDS, *(["vector"] if vectors else [])]
+        found = [dict(row) for page in self._pages(collection, fields, rows=500) for row in page]
+        return sorted(found, key=lambda row: str(row["id"]))
+
+    def _pages(self, collection: str, fields: list[str], *, rows: int) -> Iterator[list[Mapping[str, Any]]]:
         pages = self._call(
-            "query_iterator", collection, batch_size=500, output_fields=fields, consistency_level="Strong",
+            "query_iterator", collection, batch_size=rows, output_fields=fields, consistency_level="Strong",
             limit_s=self._settings.write_timeout_s,
         )  # fmt: skip
-        found: list[dict[str, Any]] = []
-        while page := pages.next():
-            found.extend(dict(row) for row in page)
-        pages.close()
-        return sorted(found, key=lambda row: str(row["id"]))
+        try:
+            while True:
+                with self._connection.translated("query_iterator"):
+                    page = pages.next()
+                if not page:
+                    return
+                yield page
+        finally:
+            pages.close()
 
     def search(
         self,
         collection: str,
-        vector: np.ndarray,
+        vector: "np.ndarray",
         *,
         limit: int,
         category: str = "",
@@ -230,83 +234,6 @@ class MilvusStore:
         )
         return [_candidate(hit) for hit in answer[0]]
 
-    # The connection
-
-    def _connected(self) -> Any:
-        with self._connecting:
-            if self._client is None:
-                self._client = self._connect()
-            return self._client
-
-    def _connect(self) -> Any:
-        from pymilvus import MilvusClient
-
-        # Importing pymilvus sets its loggers to print a traceback for each failed call; callers get an error instead.
-        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-        settings = self._settings
-        if self.is_lite:
-            uri = lite_server.attach(self._lite_folder, idle_s=settings.lite_idle_s).uri
-            return MilvusClient(uri=uri, timeout=settings.timeout_s, dedicated=True, grpc_options=_NO_KEEPALIVE)
-        options: dict[str, object] = {
-            "token": settings.token.get_secret_value(),
-            "db_name": settings.database,
-            "secure": settings.secure,
-            "server_pem_path": settings.server_pem_path,
-            "ca_pem_path": settings.ca_pem_path,
-            "client_pem_path": settings.client_pem_path,
-            "client_key_path": settings.client_key_path,
-        }
-        given = {name: value for name, value in options.items() if value}
-        return MilvusClient(uri=settings.uri, timeout=settings.timeout_s, dedicated=True, **given)
-
-    def _call(self, verb: str, *arguments: object, limit_s: float | None = None, **options: object) -> Any:
-        """One call of the client, connected anew once when the connection is lost."""
-        import grpc
-        from pymilvus.exceptions import MilvusException
-
-        failure: Exception | None = None
-        for _ in range(2):
-            try:
-                if self._client is None:
-                    self._client = self._connect()
-                return getattr(self._client, verb)(*arguments, timeout=limit_s or self._settings.timeout_s, **options)
-            except grpc.RpcError as error:
-                failure = error
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    break
-                self._forget_client()
-            except MilvusException as error:
-                if _is_not_loaded(error) and arguments:
-                    failure = error
-                    self._connected().load_collection(arguments[0], timeout=self._settings.write_timeout_s)
-                    continue
-                if not _is_connection_loss(error):
-                    raise
-                failure = error
-                self._forget_client()
-            except ValueError as error:
-                if "closed channel" not in str(error):
-                    raise
-                failure = error
-                self._forget_client()
-        raise StoreUnavailableError(
-            f"{self.description} does not answer ({verb}: {_last_words(failure)}). "
-            + (
-                f"`rag-pipeline doctor` looks into it, `rag-pipeline down milvus` stops a stuck server, "
-                f"its log is {self._lite_folder / 'server.log'}."
-                if self.is_lite
-                else "Check that the server runs, then the settings retrieval.milvus.uri, token and TLS."
-            )
-        ) from failure
-
-    def _forget_client(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            try:
-                client.close()
-            except Exception:
-                logging.getLogger(__name__).debug("a lost connection could not be closed", exc_info=True)
-
 
 def literal(text: str) -> str:
     r"""``text`` as a string literal of a Milvus filter.
@@ -314,6 +241,11 @@ def literal(text: str) -> str:
     Milvus Lite and servers before 2.4 refuse filter templates and ``\uXXXX`` escapes: so JSON quoting, characters kept.
     """
     return json.dumps(text, ensure_ascii=False)
+
+
+def _check_manifest(manifest: str) -> None:
+    if (size := len(manifest.encode())) > _MANIFEST_BYTES:
+        raise RefusedError(f"A manifest has {size} bytes, a collection takes {_MANIFEST_BYTES}; nothing was written.")
 
 
 def _candidate(hit: Mapping[str, Any]) -> Candidate:
@@ -328,32 +260,3 @@ def _candidate(hit: Mapping[str, Any]) -> Candidate:
         score_label="l2_distance",
         metadata=dict(row["metadata"]),
     )
-
-
-def _is_connection_loss(error: Exception) -> bool:
-    text = str(error)
-    return any(
-        words in text
-        for words in (
-            "Fail connecting",
-            "server unavailable",
-            "UNAVAILABLE",
-            "should create connection",
-            "closed channel",
-            "Retry run out",
-        )
-    )
-
-
-def _is_not_loaded(error: Exception) -> bool:
-    text = str(error).lower()
-    return "not loaded" in text or "not fully loaded" in text
-
-
-def _last_words(error: Exception | None) -> str:
-    import grpc
-
-    if isinstance(error, grpc.RpcError):
-        return f"{error.code().name}: {error.details()}"[:300]
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]

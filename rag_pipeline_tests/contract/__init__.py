@@ -1,0 +1,1 @@
+"""One contract over every store that the project supports."""

@@ -7,7 +7,7 @@ match is cut out by these rules:
   target: only the text, the address of an autolink or the image's description stays;
 - character references become the character, a white space one becomes a space;
 - HTML comments go; an HTML or MDX tag goes, its content stays, script and style go with their text;
-- ``<words>`` is a tag only if it is ``br``, ``hr``, ``img``, ``wbr``, an element whose end tag may be left out, has an
+- ``<words>`` is a tag only if it is ``br``, ``hr``, ``img``, ``wbr``, ``div``, ``span``, may lack its end tag, has an
   attribute with a value, ends in ``/>``, or has its end tag somewhere in the document. Everything else is a
   placeholder for the reader and stays;
 - a Hugo shortcode goes but for the value of its ``text``, ``title``, ``name``, ``caption``, ``alt`` or ``heading``;
@@ -52,8 +52,8 @@ _PARTING = re.compile(
     "address|article|aside|blockquote|br|caption|center|dd|details|div|dl|dt|fieldset|figcaption|figure|footer|form|"
     "h[1-6]|header|hr|li|main|nav|ol|option|p|pre|section|select|summary|table|tbody|td|tfoot|th|thead|tr|ul|video"
 )
-_OPTIONAL_END = re.compile(
-    "body|br|colgroup|dd|dt|head|hr|html|img|li|optgroup|option|p|rp|rt|tbody|td|tfoot|th|thead|tr|wbr"
+_ALWAYS_TAGS = re.compile(
+    "body|br|colgroup|dd|div|dt|head|hr|html|img|li|optgroup|option|p|rp|rt|span|tbody|td|tfoot|th|thead|tr|wbr"
 )
 _DECLARATIONS = (("<!--", "-->"), ("<![CDATA[", "]]>"), ("<?", "?>"))
 _HIDDEN = ("script", "style")
@@ -173,7 +173,7 @@ class InlineEditor:
     def _is_tag(self, content: str, start: int, end: int, name: str) -> bool:
         if content[start + 1] == "/" or content[end - 2] == "/" or name in self._closed:
             return True
-        return "=" in content[start:end] or name in _HIDDEN or _OPTIONAL_END.fullmatch(name) is not None
+        return "=" in content[start:end] or name in _HIDDEN or _ALWAYS_TAGS.fullmatch(name) is not None
 
     def _note(self, start: int, end: int, replacement: str = "") -> None:
         if start < end:

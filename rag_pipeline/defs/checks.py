@@ -1,10 +1,11 @@
-"""Asset checks from the contracts: the same names and verdicts that the version's manifest records."""
+"""Asset checks from the contracts, with the names and verdicts of the version's manifest; and a guard of lineage."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
 from rag_pipeline.contracts import CHECKS, ERROR, CheckResult
+from rag_pipeline.errors import RefusedError
 from rag_pipeline.index.manifest import Manifest
 
 ASSET_OF_TABLE = {
@@ -59,3 +60,26 @@ def recorded_results(manifest: Manifest) -> list[CheckResult]:
         for spec in CHECKS
         if spec.table == "collection" and (verdict := manifest.checks.get(spec.name))
     ]
+
+
+def guard_lineage(context: dg.AssetExecutionContext, versions: Mapping[str, dg.DataVersion]) -> None:
+    """Refuse tables that were not made from one another, as a run of only some assets can leave them.
+
+    Ids and counts do not tell: an edited chunk keeps its id, so old vectors would pass for those of the new text.
+
+    Args:
+        context: Of an asset that reads tables made from other tables it reads.
+        versions: Data version, as it is now, of each table that others were made from.
+
+    Raises:
+        RefusedError: A table was made from another version; the message says what to materialize.
+    """
+    for asset in sorted(key.to_user_string() for key in context.assets_def.keys_by_input_name.values()):
+        provenance = context.get_asset_provenance(dg.AssetKey(asset))
+        for key, version in (provenance.input_data_versions if provenance else {}).items():
+            upstream = key.to_user_string()
+            if upstream in versions and versions[upstream] != version:
+                raise RefusedError(
+                    f"The table {asset} was made from other {upstream} than there are now; nothing was written. "
+                    f"Materialize {asset} and what follows it too, or run reindex_job."
+                )

@@ -33,5 +33,6 @@ class ParquetIOManager(dg.UPathIOManager):
         del context
         return {
             "dagster/row_count": dg.MetadataValue.int(len(obj)),
-            "dagster/column_schema": dg.MetadataValue.table_schema(column_schema(obj)),
+            # As "dagster/column_schema" it would stand above all other metadata of the page.
+            "columns": dg.MetadataValue.table_schema(column_schema(obj)),
         }

@@ -5,8 +5,8 @@ import pandas as pd
 from pydantic import Field
 
 from rag_pipeline import reindex as steps
-from rag_pipeline.defs.checks import check_results, check_specs, recorded_results
-from rag_pipeline.defs.metadata import change_counts, changes_markdown, data_version, issues_table, slowest_table
+from rag_pipeline.defs.checks import check_results, check_specs, guard_lineage, recorded_results
+from rag_pipeline.defs.metadata import change_counts, changes_markdown, data_version, issues_listing, slowest_table
 from rag_pipeline.defs.resources import WorkspaceResource
 from rag_pipeline.index.manifest import digest_of
 from rag_pipeline.plots import inline_image, token_histogram
@@ -70,7 +70,7 @@ def raw_documents(
             "rejected": int(documents["rejected"].sum()),
             **change_counts(changes),
             "changes": changes_markdown(changes, since=f"`{parent.collection}`" if parent else "an empty index"),
-            "issues": issues_table(issues_from(documents)),
+            "issues": issues_listing(issues_from(documents)),
         },
     )
 
@@ -87,12 +87,14 @@ def chunks(
 ) -> dg.MaterializeResult:
     """Heading-aware chunks with breadcrumbs, cut to the embedding model's own tokens; nothing is lost.
 
-    Chunks of unchanged documents come from the promoted version (`documents_chunked` counts the others). The histogram
-    shows chunk sizes in tokens; a chunk beyond the hard limit would be cut off by the model and fails a check.
+    Chunks of unchanged documents come from the promoted version (`documents_chunked` counts the others). Open
+    `token_histogram` in the metadata to see the chunk sizes: what lies beyond the hard limit would be cut off by the
+    model, and fails a check.
     """
     ws, watch = workspace.open(), _watch(context)
     table = steps.chunk_documents(ws, raw_documents, full=config.full, watch=watch)
-    picture = token_histogram(table["token_count"].tolist(), limit=ws.budget.hard_tokens)
+    counts, budget = table["token_count"], ws.budget
+    picture = token_histogram(counts.tolist(), soft=budget.soft_tokens, hard=budget.hard_tokens)
     return dg.MaterializeResult(
         value=table,
         data_version=data_version(table),
@@ -100,8 +102,9 @@ def chunks(
         metadata={
             "chunks": len(table),
             "documents_chunked": len(watch.documents.get("chunk", {})),
-            "tokens": int(table["token_count"].sum()),
-            "largest_chunk_tokens": int(table["token_count"].max()) if len(table) else 0,
+            "tokens": int(counts.sum()),
+            "median_chunk_tokens": float(counts.median()) if len(table) else 0.0,
+            "largest_chunk_tokens": int(counts.max()) if len(table) else 0,
             "token_histogram": dg.MetadataValue.md(inline_image(picture, alternative="chunk sizes in tokens")),
             "slowest_documents": slowest_table(watch.slowest("chunk", _SLOWEST)),
         },
@@ -184,6 +187,7 @@ def milvus_collection(
     `promoted_collection` moves the alias, so a failed check here costs nothing but this run.
     """
     ws = workspace.open()
+    guard_lineage(context, {"raw_documents": data_version(raw_documents), "chunks": data_version(chunks)})
     manifest, results = steps.stage(
         ws, raw_documents, chunks, breadcrumb_embeddings, knowledge_index, full=config.full, watch=_watch(context)
     )

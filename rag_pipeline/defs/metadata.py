@@ -43,11 +43,13 @@ def _listing(names: Sequence[str]) -> str:
     return "\n".join([*(f"- `{name}`" for name in names[:_LISTED]), *more])
 
 
-def issues_table(issues: Iterable[Issue]) -> dg.TableMetadataValue:
+def issues_listing(issues: Sequence[Issue]) -> dg.TableMetadataValue | dg.TextMetadataValue:
     """Faults in documents: file, line, what is wrong and what to do; at most 50."""
+    if not issues:
+        return dg.MetadataValue.text("none")
     return _table(
         {"document": "string", "line": "int", "rejected": "bool", "reason": "string"},
-        [(issue.source, issue.line, issue.rejected, issue.reason) for issue in issues][:_LISTED],
+        [(issue.source, issue.line, issue.rejected, issue.reason) for issue in issues[:_LISTED]],
     )
 
 

@@ -66,7 +66,7 @@ class Project:
         settings = {"config_file": str(self.config), **overrides}
         result = dg.materialize(
             ASSETS,
-            selection=selection or None,
+            selection=list(selection) or None,
             resources={"workspace": workspace, "io_manager": TablesResource(workspace=workspace)},
             run_config={
                 "resources": {"workspace": {"config": settings}},

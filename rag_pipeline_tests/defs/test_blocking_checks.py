@@ -160,20 +160,28 @@ def test_a_broken_collection_is_never_promoted(
     assert project.promoted() == before
 
 
+@pytest.mark.parametrize(
+    ("selection", "reason"),
+    [
+        (["milvus_collection", "promoted_collection"], "breadcrumb_embeddings was made from other chunks"),
+        (["breadcrumb_embeddings+", "knowledge_index"], "chunk_content_present: 1 of"),
+    ],
+)
 def test_chunks_that_failed_their_check_are_not_promoted_by_a_later_run(
-    project: Project, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch, selection: list[str], reason: str
 ) -> None:
     before = project.promoted()
-    project.edit("cache/redis-0.md", "# Redis 0\n\nEdited before the defect.\n")
+    project.edit("cache/redis-0.md", f"# Redis 0\n\nEdited before the defect, then {reason}.\n")
     seed_table(monkeypatch, "chunks", blank_content)
     assert project.run().failed_checks == ["chunk_content_present"]
 
     monkeypatch.undo()
-    later = project.run(["milvus_collection", "promoted_collection"])
+    later = project.run(selection)
 
     assert not later.success
-    assert "chunk_content_present" in later.reason
-    assert not later.metadata
+    assert reason in later.reason
+    assert later.failed_checks == []  # the verdict is that of the run before
+    assert "milvus_collection" not in later.metadata
     assert project.promoted() == before
     mended = project.run()
     assert mended.success, mended.reason
@@ -191,3 +199,26 @@ def test_a_run_after_failed_ones_needs_no_hand(project: Project, monkeypatch: py
     assert run.success, run.reason
     assert project.promoted() not in (None, before, failed)
     assert failed not in project.collections()
+
+
+@pytest.mark.parametrize(
+    ("again", "stale", "upstream"),
+    [
+        (["raw_documents"], "chunks", "raw_documents"),
+        (["raw_documents", "chunks", "knowledge_index"], "breadcrumb_embeddings", "chunks"),
+        (["raw_documents", "chunks", "breadcrumb_embeddings"], "knowledge_index", "chunks"),
+    ],
+)
+def test_tables_of_different_runs_are_not_mixed(project: Project, again: list[str], stale: str, upstream: str) -> None:
+    assert project.run().success
+    before, collections = project.promoted(), project.collections()
+    project.edit("cache/redis-5.md", f"# Redis 5\n\nEdited, but {stale} is not made again.\n")
+
+    run = project.run([*again, "milvus_collection", "promoted_collection"])
+
+    assert not run.success
+    assert f"The table {stale} was made from other {upstream} than there are now" in run.reason
+    assert run.failed_checks == []
+    assert sorted(run.metadata) == sorted(again)
+    assert project.promoted() == before
+    assert project.collections() == collections

@@ -158,7 +158,7 @@ def test_tables_tell_dagster_their_rows_and_columns(project: Project) -> None:
     metadata = project.run().metadata["chunks"]
 
     assert metadata["dagster/row_count"] == metadata["chunks"]
-    schema = metadata["dagster/column_schema"]
+    schema = metadata["columns"]
     assert isinstance(schema, dg.TableSchema)
     described = {column.name: column.description for column in schema.columns}
     assert described["token_count"] == "Tokens of the model's whole input: prefix, embedding_text and special tokens."

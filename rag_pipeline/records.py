@@ -79,7 +79,8 @@ class Chunk:
     """A piece of a document under one heading, small enough for the embedding model.
 
     Attributes:
-        id: 32 hex digits from source, breadcrumb and the ordinal among chunks with both equal.
+        id: 32 hex digits from source, breadcrumb, the ordinal of the section among those with an equal breadcrumb, and
+            the ordinal of the chunk in its section.
         breadcrumb: Visible document-level headings from outermost to innermost; empty without headings.
         chunk_index: 0-based position in the document.
         content: Text for people and agents, derived from the span by the rules in ``ingest.chunking``.

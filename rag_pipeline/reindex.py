@@ -439,6 +439,8 @@ def reindex(
         parent = parent_of(ws)
         if not full and parent and parent.fingerprint == fingerprint_of(ws, documents):
             pruned = prune(ws, watch=watch)
+            # A run that was killed right after it moved the alias has not said so yet.
+            ws.artifacts.write_promoted(parent.alias, parent.collection)
             return Outcome("unchanged", parent, change, pruned=tuple(pruned), seconds=watch.seconds, warnings=warnings)
         pruned = prune(ws, watch=watch)
         if change.any:

@@ -86,6 +86,7 @@ def test_killed_in_a_step_loses_nothing_and_leaves_nothing(
     outcome = reindex.reindex(ws)
     assert outcome.result == ("unchanged" if where == "moved" else "promoted")
     assert_same(rows_of(ws), wanted)
+    assert ws.artifacts.read_promoted("knowledge") == outcome.manifest.collection
     write(knowledge / "cache/another.md", "# Another\n\nText.\n")
     reindex.reindex(ws)
     reindex.prune(ws)

@@ -165,6 +165,14 @@ def breadcrumb_embeddings(
     )
 
 
+def _measured_rate(context: dg.AssetExecutionContext) -> float:
+    """Tokens a second of the latest embedding, 0 when it embedded too little to tell."""
+    event = context.instance.get_latest_materialization_event(dg.AssetKey("breadcrumb_embeddings"))
+    made = event.asset_materialization if event else None
+    rate = made.metadata.get("tokens_per_s") if made else None
+    return float(rate.value) if isinstance(rate, dg.FloatMetadataValue) and rate.value else 0.0
+
+
 @dg.asset(
     group_name=GROUP,
     owners=OWNERS,
@@ -189,7 +197,14 @@ def milvus_collection(
     ws = workspace.open()
     guard_lineage(context, {"raw_documents": data_version(raw_documents), "chunks": data_version(chunks)})
     manifest, results = steps.stage(
-        ws, raw_documents, chunks, breadcrumb_embeddings, knowledge_index, full=config.full, watch=_watch(context)
+        ws,
+        raw_documents,
+        chunks,
+        breadcrumb_embeddings,
+        knowledge_index,
+        full=config.full,
+        tokens_per_s=_measured_rate(context),
+        watch=_watch(context),
     )
     found = [result for result in results if result.table == "collection"] or recorded_results(manifest)
     return dg.MaterializeResult(

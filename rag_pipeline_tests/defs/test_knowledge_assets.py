@@ -2,12 +2,14 @@
 
 import base64
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import dagster as dg
 import pandas as pd
 import pytest
 
+from rag_pipeline import reindex as steps
 from rag_pipeline.definitions import defs
 from rag_pipeline.index.embedding import Embedder
 from rag_pipeline.reindex import reindex
@@ -152,6 +154,20 @@ def test_a_change_of_metadata_only_changes_the_data_versions(project: Project) -
     assert second.success, second.reason
     changed = {name for name in second.versions if second.versions[name] != first.versions[name]}
     assert changed == {"raw_documents", "chunks", "knowledge_index", "milvus_collection", "promoted_collection"}
+
+
+def test_the_manifest_remembers_how_fast_texts_were_embedded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    embed = steps.embed_chunks
+    monkeypatch.setattr(
+        steps, "embed_chunks", lambda *args, **options: replace(embed(*args, **options), tokens_per_s=1234.5)
+    )
+
+    run = project.rebuild()
+
+    assert run.success, run.reason
+    promoted = project.workspace().versions.promoted()
+    assert promoted is not None
+    assert promoted.tokens_per_s == 1234.5
 
 
 def test_tables_tell_dagster_their_rows_and_columns(project: Project) -> None:

@@ -41,6 +41,7 @@ def _settings(config: Path | None, alias: str | None, state: Path | None, **flag
     roots = named.pop("knowledge.roots", None)
     if isinstance(roots, list) and roots:
         named["knowledge.roots"] = [str(path.absolute()) for path in roots]
+        named["knowledge.id"] = ""  # it names the configured roots, not these
     return load_settings(
         config, flags={"index.alias": alias, "state_dir": state.absolute() if state else None, **named}
     )

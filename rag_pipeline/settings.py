@@ -46,7 +46,7 @@ class KnowledgeSettings(_Group):
         default=(KnowledgeRoot(path=Path("knowledge")),),
         description="Folders to index: `[[knowledge.roots]]` with `name` and `path`, or a list of paths.",
     )
-    id: str = Field(default="", description="Identity of the knowledge base; blank: derived from the roots.")
+    id: str = Field(default="", description="Identity of the knowledge base; blank: derived from where the roots lie.")
     max_file_bytes: int = Field(default=8 * 2**20, gt=0, description="Larger files are reported and skipped.")
     allow_mass_deletion: bool = Field(
         default=False, description="Let this run remove more documents than the mass-deletion guard allows."

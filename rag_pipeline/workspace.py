@@ -6,6 +6,7 @@ Everything is opened at first use, so that a command pays only for what it touch
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -64,18 +65,15 @@ class Workspace:
 
     @cached_property
     def knowledge_base_id(self) -> str:
-        """The setting ``knowledge.id``, else derived from the roots.
+        """The setting ``knowledge.id``, else derived from where the roots lie, never from the working directory.
 
-        Roots inside the project count by their path in it, so a clone elsewhere has the same id.
+        A root inside a project (a folder with a ``pyproject.toml``) counts by the project's name and its path in it, so
+        that every clone has the same id; any other root counts by its absolute path.
         """
         if self.settings.knowledge.id:
             return self.settings.knowledge.id
-        home = self.settings.project_root
-        paths = sorted(
-            root.path.relative_to(home).as_posix() if root.path.is_relative_to(home) else str(root.path)
-            for root in self.roots
-        )
-        return f"kb-{digest_of(*paths)[:12]}"
+        places = sorted(_place(root.path) for root in self.roots)
+        return places[0] if len(places) == 1 and ":" in places[0] else f"kb-{digest_of(*places)[:12]}"
 
     @cached_property
     def store(self) -> "MilvusStore":
@@ -172,6 +170,18 @@ class Workspace:
             yield
         finally:
             lock.release()
+
+
+def _place(root: Path) -> str:
+    for folder in root.parents:
+        try:
+            project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+            return f"{project['project']['name']}:{root.relative_to(folder).as_posix()}"
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError):
+            break
+    return str(root)
 
 
 def _holder(note: Path) -> str:

@@ -422,6 +422,27 @@ def test_another_knowledge_base_does_not_get_the_alias_without_take_over(open_wo
     assert sources(taken) == {"a.md"}
 
 
+def test_the_identity_of_a_knowledge_base_does_not_depend_on_the_working_directory(
+    open_workspace: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = set()
+    for folder in (tmp_path, tmp_path / "docs", Path("/")):
+        monkeypatch.chdir(folder)
+        ids.add(open_workspace().knowledge_base_id)
+    assert len(ids) == 1
+
+
+def test_every_clone_of_a_project_has_the_same_knowledge_base(open_workspace: Open, tmp_path: Path) -> None:
+    for clone, name in (("one", "shop-runbooks"), ("two", "shop-runbooks"), ("three", "other-runbooks")):
+        write(tmp_path / clone / "pyproject.toml", f'[project]\nname = "{name}"\n')
+        write(tmp_path / clone / "knowledge/a.md", "# A\n")
+    one, two, three = (
+        open_workspace(knowledge__roots=[str(tmp_path / clone / "knowledge")]).knowledge_base_id
+        for clone in ("one", "two", "three")
+    )
+    assert (one, two, three) == ("shop-runbooks:knowledge", "shop-runbooks:knowledge", "other-runbooks:knowledge")
+
+
 def test_an_alias_that_is_a_prefix_of_another_touches_only_its_own(open_workspace: Open, knowledge: Path) -> None:
     longer = open_workspace(index__alias="knowledge__b", index__keep_versions=1)
     shorter = open_workspace(index__alias="knowledge", index__keep_versions=1)

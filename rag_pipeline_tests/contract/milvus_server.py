@@ -1,10 +1,12 @@
-"""A real Milvus server for tests: the PyPI wheel in a venv of its own, started in a network namespace of its own.
+"""A real Milvus server for tests: the PyPI wheel in a venv of its own, started in namespaces of its own.
 
 Milvus 2.3.5 binds every port to all interfaces, and its configuration changes only the address that it advertises. So
 it runs where nobody but its keeper can reach it: the keeper binds 127.0.0.1 outside, enters a new network namespace,
-starts the server there and passes bytes between the two. Server and keeper are one process group, killed or frozen as
-one; both end with the process that started them. The keeper is this file, run as a script by the venv's Python, so it
-imports nothing but the standard library and the wheel.
+starts the server there and passes bytes between the two. The server also writes to fixed places (`_FIXED_PLACES`), by
+which two servers would lock each other out: there it gets file systems of its own, gone with it.
+
+Server and keeper are one process group, killed or frozen as one; both end with the process that started them. The
+keeper is this file, run as a script by the venv's Python, so it imports nothing but the standard library and the wheel.
 """
 
 import asyncio
@@ -25,7 +27,9 @@ VERSION = "2.3.5"
 HEALTH_PORT = 9091
 _INSTALL_LIMIT_S = 600.0
 _START_LIMIT_S = 180.0
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWNET = 0x20000, 0x10000000, 0x40000000
+_MS_REC, _MS_PRIVATE = 0x4000, 0x40000
+_FIXED_PLACES = ("/run", "/tmp/milvus")
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 _PR_SET_PDEATHSIG = 1
 
@@ -53,6 +57,12 @@ class MilvusServer:
     @property
     def uri(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process, which leads the group."""
+        assert self._keeper is not None
+        return self._keeper.pid
 
     def start(self, *, wait: bool = True) -> None:
         """Start it; with ``wait``, return once it says that it is healthy.
@@ -87,8 +97,7 @@ class MilvusServer:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the server and its keeper."""
-        assert self._keeper is not None
-        os.killpg(self._keeper.pid, number)
+        os.killpg(self.pid, number)
 
     def kill(self) -> None:
         """``kill -9``, then wait until the port is closed."""
@@ -132,7 +141,7 @@ def _keep(tools: Path, data: Path, port: int) -> None:
     outside = socket.socket()
     outside.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     outside.bind(("127.0.0.1", port))
-    _enter_namespace()
+    _enter_namespaces()
     import milvus  # type: ignore[import-not-found]
 
     config = milvus.MilvusServerConfig(data_dir=str(data))
@@ -145,7 +154,6 @@ def _keep(tools: Path, data: Path, port: int) -> None:
                 **os.environ,
                 "DEPLOY_MODE": "STANDALONE",
                 "METRICS_PORT": str(HEALTH_PORT),
-                "MILVUS_RUN_DIR": str(data / "run"),
                 "LD_LIBRARY_PATH": str(tools / "bin"),
             },
             stdin=subprocess.DEVNULL,
@@ -160,17 +168,26 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _enter_namespace() -> None:
-    """Leave the machine's network; from here on there is a loopback interface and nothing else."""
+def _enter_namespaces() -> None:
+    """Leave the machine's network (from here on there is only a loopback interface) and its `_FIXED_PLACES`."""
     root = os.geteuid() == 0
     user, group = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNET | (0 if root else _CLONE_NEWUSER)):
-        raise OSError(ctypes.get_errno(), "this user may not make a network namespace")
+
+    def must(result: int) -> None:
+        if result:
+            raise OSError(ctypes.get_errno(), "this user may not make the namespaces")
+
+    for place in _FIXED_PLACES:
+        Path(place).mkdir(exist_ok=True)
+    must(libc.unshare(_CLONE_NEWNET | _CLONE_NEWNS | (0 if root else _CLONE_NEWUSER)))
     if not root:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    must(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
+    for place in _FIXED_PLACES:
+        must(libc.mount(b"none", place.encode(), b"tmpfs", 0, b"mode=1777"))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
 

@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from pymilvus.client.connection_manager import ConnectionManager
@@ -11,6 +12,7 @@ from rag_pipeline.errors import StoreUnavailableError
 from rag_pipeline.index.milvus import MilvusStore
 from rag_pipeline.retrieval.sdk_search import SdkSearch
 from rag_pipeline.workspace import Workspace
+from rag_pipeline_tests.conftest import write
 from rag_pipeline_tests.contract.conftest import Backend
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
@@ -129,3 +131,30 @@ def test_a_listing_that_the_store_dies_under_is_a_typed_error(ws: Workspace, bac
     backend.start()
     until_it_answers(SdkSearch(ws))
     assert len(set(ws.store.ids(manifest.collection))) == manifest.chunks
+
+
+@pytest.mark.parametrize("backend", ["lite"], indirect=True)
+def test_a_manifest_that_cannot_be_fetched_is_never_taken_for_a_missing_version(
+    ws: Workspace, knowledge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a rollback would go one version too far, and a reindex would forget its parent and its guards."""
+    names = []
+    for number in range(3):
+        write(knowledge / "cache/new.md", f"# New {number}\n")
+        names.append(reindex.reindex(ws).manifest.collection)
+    call = ws.store._call
+
+    def failing(verb: str, *arguments: object, **options: object) -> object:
+        if verb == "describe_collection" and arguments[0] == away:
+            raise StoreUnavailableError("gone for a moment")
+        return call(verb, *arguments, **options)
+
+    monkeypatch.setattr(ws.store, "_call", failing)
+    for away in (names[1], names[2]):
+        with pytest.raises(StoreUnavailableError, match="gone for a moment"):
+            reindex.rollback(ws)
+        with pytest.raises(StoreUnavailableError, match="gone for a moment"):
+            ws.versions._move_alias(ws.versions.read(names[0])) if away == names[2] else reindex.prune(ws)
+    with pytest.raises(StoreUnavailableError, match="gone for a moment"):
+        reindex.reindex(ws)
+    assert ws.store.alias_target(ws.settings.index.alias) == names[2]

@@ -10,7 +10,12 @@ from pathlib import Path, PurePosixPath
 
 from rag_pipeline.errors import ConfigurationError
 from rag_pipeline.ingest.decoding import decode
-from rag_pipeline.ingest.front_matter import MAX_VALUE_CHARACTERS, read_front_matter
+from rag_pipeline.ingest.front_matter import (
+    MAX_CATEGORY_BYTES,
+    MAX_VALUE_CHARACTERS,
+    cut_to_bytes,
+    read_front_matter,
+)
 from rag_pipeline.ingest.markdown_blocks import parse_blocks
 from rag_pipeline.records import Document, Issue, SourceFile
 
@@ -39,14 +44,17 @@ def discover(roots: Sequence[Root], *, max_bytes: int = DEFAULT_MAX_BYTES) -> tu
 
     Hidden files and folders are skipped; a hidden Markdown file and a hidden folder other than ``.git`` give a
     warning. A link is followed while it stays inside its root; a folder that is reached twice counts once, by its real
-    place. Rejected: links that leave the root or lead nowhere, files over ``max_bytes``, whatever is no regular file,
-    names that are not Unicode, and files and folders that cannot be read.
+    place. Rejected: links that leave the root or lead nowhere (whatever their name: one may have been a folder of
+    documents), files over ``max_bytes``, whatever is no regular file, names that are not Unicode, and files and
+    folders that cannot be read.
 
     Returns:
-        The files sorted by ``source``, and the issues sorted by source.
+        The files sorted by ``source``, and the issues sorted by source. A folder's source has no slash at its end; an
+        issue on it covers every document below it. A root that cannot be read has the source ``""``, which covers
+        everything, or its name when there are several roots.
 
     Raises:
-        ConfigurationError: A root is missing or no folder, or two roots have the same name.
+        ConfigurationError: A root is missing, no folder, or cannot be looked at; or two roots have the same name.
     """
     names = [root.name for root in roots]
     for name in names:
@@ -58,14 +66,25 @@ def discover(roots: Sequence[Root], *, max_bytes: int = DEFAULT_MAX_BYTES) -> tu
     files: list[SourceFile] = []
     issues: list[Issue] = []
     for root in roots:
-        if not root.path.is_dir():
-            state = "is not a folder" if root.path.exists() else "does not exist"
-            raise ConfigurationError(f"The knowledge root {str(root.path)!r} {state}; create it or name another one.")
+        if fault := _fault(root.path):
+            raise ConfigurationError(f"The knowledge root {str(root.path)!r} {fault}; create it or name another one.")
         walk = _Walk(root, prefix=f"{root.name}/" if len(roots) > 1 else "", max_bytes=max_bytes)
         walk.run()
         files += walk.files
         issues += walk.issues
     return sorted(files, key=lambda file: file.source), sorted(issues, key=lambda issue: issue.source)
+
+
+def _fault(path: Path) -> str:
+    """Why a root cannot be walked, blank when it can."""
+    try:
+        return "" if stat.S_ISDIR(path.stat().st_mode) else "is not a folder"
+    except (FileNotFoundError, NotADirectoryError):
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be looked at ({_why(error)})"
+    except ValueError as error:  # a NUL in the name
+        return f"cannot be looked at ({error})"
 
 
 class _Walk:
@@ -103,7 +122,7 @@ class _Walk:
                 return sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
             reason = f"The folder could not be read ({_why(error)}); check its permissions and the disk."
-            self._report(relative.rstrip("/") or ".", reason)
+            self._report(relative, reason)
             return []
 
     def _visit(
@@ -114,19 +133,24 @@ class _Walk:
         linked: list[tuple[Path, str]],
     ) -> None:
         is_markdown = entry.name.lower().endswith(MARKDOWN_SUFFIXES)
-        is_folder = entry.is_dir()
+        is_link = entry.is_symlink()
+        leads_nowhere = is_link and not Path(entry.path).exists()
+        is_folder = not leads_nowhere and entry.is_dir()
         if entry.name.startswith("."):
             if is_folder and entry.name != ".git":
                 self._report(place, "A hidden folder is skipped; rename it if it should be searched.", rejected=False)
             elif is_markdown:
                 self._report(place, "A hidden file is skipped; rename it if it should be searched.", rejected=False)
             return
+        if leads_nowhere:
+            self._report(place, "The link leads nowhere; mend it, or remove it when what it named is gone for good.")
+            return
         if not is_folder and not is_markdown:
             return
-        if entry.is_symlink() and not self._is_inside(Path(entry.path)):
-            self._report(place, "The link leaves its root or leads nowhere; copy the file into the root instead.")
+        if is_link and not self._is_inside(Path(entry.path)):
+            self._report(place, "The link leaves its root; copy what it leads to into the root instead.")
         elif is_folder:
-            (linked if entry.is_symlink() else pending).append((Path(entry.path), f"{place}/"))
+            (linked if is_link else pending).append((Path(entry.path), f"{place}/"))
         else:
             self._add(entry, place)
 
@@ -153,7 +177,8 @@ class _Walk:
             )
 
     def _report(self, place: str, reason: str, *, rejected: bool = True) -> None:
-        self.issues.append(Issue(source=_printable(self._prefix + place), line=0, reason=reason, rejected=rejected))
+        source = _printable(self._prefix + place).removesuffix("/")
+        self.issues.append(Issue(source=source, line=0, reason=reason, rejected=rejected))
 
 
 def read_document(file: SourceFile) -> tuple[Document | None, list[Issue]]:
@@ -190,19 +215,30 @@ def parse_document(source: str, raw: bytes, *, root: str = "") -> tuple[Document
     matter = read_front_matter(decoded.text)
     if matter.fault:
         issues.append(Issue(source=source, line=matter.fault_line, reason=matter.fault, rejected=False))
+    issues += [Issue(source=source, line=line, reason=reason, rejected=False) for line, reason in matter.cuts]
     relative = source.removeprefix(f"{root}/") if root else source
     title, language = matter.title, matter.language
     if not title or not language:
         blocks = parse_blocks(decoded.text[matter.body_start :])
         title = title or _title(blocks.headings, relative)
         language = language or _language(blocks.visible_text)
+    category = matter.category
+    if not category:
+        folder = relative.rpartition("/")[0].partition("/")[0]
+        category = cut_to_bytes(folder, MAX_CATEGORY_BYTES)
+        if category != folder:
+            reason = (
+                f"The folder name is over {MAX_CATEGORY_BYTES} bytes and was cut to be the category; shorten it, or "
+                "write `category` into the front matter."
+            )
+            issues.append(Issue(source=source, line=0, reason=reason, rejected=False))
     document = Document(
         source=source,
         digest=hashlib.sha256(raw).hexdigest(),
         text=decoded.text,
         body_start=matter.body_start,
         title=title,
-        category=matter.category or relative.rpartition("/")[0].partition("/")[0],
+        category=category,
         keywords=matter.keywords,
         alerts=matter.alerts,
         service=matter.service,

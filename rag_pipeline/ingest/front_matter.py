@@ -7,7 +7,8 @@ Rules:
 - YAML is read with every scalar as text (``1.10`` stays ``1.10``); aliases are references and never expanded, merge
   keys have no effect. TOML is read with `tomllib`.
 - A field is a scalar or a list of scalars; deeper values are ignored. At most 64 values a field are kept, each on one
-  line and cut to 200 characters.
+  line and cut to 200 characters (and by UTF-8 bytes: a category to 512, anything else to 1,000), never inside a
+  character; every field that was cut is reported with its line.
 - A keyword that begins with a slash is left out: Hugo's aliases are old addresses, not words.
 - A block that cannot be read is reported and left out of the body; unless it does not look like front matter at all
   (its first line is no ``key:`` or ``key =``), then it is body.
@@ -24,6 +25,10 @@ import yaml
 MAX_FRONT_MATTER_CHARACTERS = 64 * 1024
 MAX_VALUES = 64
 MAX_VALUE_CHARACTERS = 200
+MAX_VALUE_BYTES = 1000
+# The collection's field: `rag_pipeline.index.milvus.CATEGORY_BYTES`, which this package must not import. A longer one
+# would fail the whole version when its rows are written.
+MAX_CATEGORY_BYTES = 512
 
 _YAML_END = re.compile(r"^(?:---|\.\.\.)[ \t]*$", re.MULTILINE)
 _TOML_END = re.compile(r"^\+\+\+[ \t]*$", re.MULTILINE)
@@ -41,6 +46,7 @@ class FrontMatter:
         body_start: Code points that the front matter takes, its closing line end included; 0 when there is none.
         fault: What is wrong with it (a full sentence), blank when it was read.
         fault_line: 1-based line of the fault in the file, 0 without one.
+        cuts: 1-based line and a full sentence for each field that was cut, in the order of the fields above.
     """
 
     body_start: int = 0
@@ -55,6 +61,7 @@ class FrontMatter:
     updated: str = ""
     fault: str = ""
     fault_line: int = 0
+    cuts: tuple[tuple[int, str], ...] = ()
 
 
 def read_front_matter(text: str) -> FrontMatter:
@@ -92,7 +99,7 @@ def read_front_matter(text: str) -> FrontMatter:
         return FrontMatter(body_start=body_start)
     if not isinstance(values, Mapping):
         return FrontMatter()
-    return _typed(values, body_start=body_start)
+    return _typed(values, block, body_start=body_start)
 
 
 def _load_yaml(block: str) -> object:
@@ -115,20 +122,34 @@ def _describe(error: Exception, *, kind: str) -> tuple[str, int]:
     return f"The front matter is not valid {kind}: {problem}. Mend it; the text below it is indexed without it.", line
 
 
-def _typed(values: Mapping[object, object], *, body_start: int) -> FrontMatter:
+def _typed(values: Mapping[object, object], block: str, *, body_start: int) -> FrontMatter:
     lower = {str(key).strip().lower(): value for key, value in values.items() if isinstance(key, str)}
+    cuts: list[tuple[int, str]] = []
 
-    def first(*names: str) -> str:
-        return next((text for name in names for text in _texts(lower.get(name))), "")
+    def texts(name: str, limit: int) -> Iterator[str]:
+        for text in _texts(lower.get(name)):
+            kept = cut_to_bytes(text[:MAX_VALUE_CHARACTERS].rstrip(), limit)
+            if kept != text and not any(f"`{name}`" in reason for _, reason in cuts):
+                sentence = (
+                    f"A value of `{name}` in the front matter is over {MAX_VALUE_CHARACTERS} characters or {limit} "
+                    f"bytes and was cut to {kept[:40]!r}…; shorten it."
+                )
+                cuts.append((_line_of(name, block), sentence))
+            yield kept
+
+    def first(*names: str, limit: int = MAX_VALUE_BYTES) -> str:
+        return next((text for name in names for text in texts(name, limit)), "")
 
     def several(*names: str) -> tuple[str, ...]:
-        found = (part.strip() for name in names for text in _texts(lower.get(name)) for part in re.split("[,，]", text))
+        found = (
+            part.strip() for name in names for text in texts(name, MAX_VALUE_BYTES) for part in re.split("[,，]", text)
+        )
         return tuple(dict.fromkeys(part for part in found if part and not part.startswith("/")))[:MAX_VALUES]
 
     return FrontMatter(
         body_start=body_start,
         title=first("title"),
-        category=first("category", "domain", "categories"),
+        category=first("category", "domain", "categories", limit=MAX_CATEGORY_BYTES),
         keywords=several("keywords", "tags", "aliases"),
         alerts=several("alerts"),
         service=first("service"),
@@ -136,11 +157,24 @@ def _typed(values: Mapping[object, object], *, body_start: int) -> FrontMatter:
         owner=first("owner"),
         language=first("language").lower(),
         updated=first("updated"),
+        cuts=tuple(cuts),
     )
 
 
+def _line_of(name: str, block: str) -> int:
+    """1-based line in the file of a field (the block begins in line 2); 1 when it is written in an unusual way."""
+    match = re.search(rf"^[ \t]*[\"']?{name}[\"']?[ \t]*[:=]", block, re.MULTILINE | re.IGNORECASE)
+    return block.count("\n", 0, match.start()) + 2 if match else 1
+
+
+def cut_to_bytes(text: str, limit: int) -> str:
+    """``text`` cut to ``limit`` bytes of UTF-8, never inside a code point, without white space at the cut."""
+    raw = text.encode("utf-8", errors="replace")
+    return text if len(raw) <= limit else raw[:limit].decode("utf-8", errors="ignore").rstrip()
+
+
 def _texts(value: object) -> Iterator[str]:
-    """The non-blank scalars of ``value``, a scalar or a list of scalars, as text on one line."""
+    """The non-blank scalars of ``value``, a scalar or a list of scalars, as text on one line, a little long at most."""
     items = value[:MAX_VALUES] if isinstance(value, list) else [value]
     for item in items:
         if item is None or isinstance(item, list | Mapping):
@@ -151,5 +185,4 @@ def _texts(value: object) -> Iterator[str]:
             text = str(item).lower() if isinstance(item, bool) else str(item)
         if text not in _BLANKS and (text := " ".join(text[: 4 * MAX_VALUE_CHARACTERS].split())):
             # YAML escapes can write NUL and lone surrogates, which no sink takes.
-            text = text[:MAX_VALUE_CHARACTERS].rstrip().replace("\x00", "\ufffd")
-            yield text.encode("utf-8", errors="replace").decode("utf-8")
+            yield text.replace("\x00", "\ufffd").encode("utf-8", errors="replace").decode("utf-8")

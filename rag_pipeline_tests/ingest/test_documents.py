@@ -118,6 +118,60 @@ def test_a_file_that_vanished_is_rejected(tmp_path: Path) -> None:
     assert (parsed, issue.rejected, issue.source) == (None, True, "a.md")
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_an_issue_on_a_root_that_cannot_be_read_covers_all_below_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    write(tmp_path, "locked/a.md", "open/b.md")
+    real = os.scandir
+
+    def refuse(path: object) -> object:
+        if str(path) == str(tmp_path / "locked"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("rag_pipeline.ingest.documents.os.scandir", refuse)
+    roots = [Root("one", tmp_path / "locked"), *([Root("two", tmp_path / "open")] if several else [])]
+    files, (issue,) = discover(roots)
+    assert [file.source for file in files] == (["two/b.md"] if several else [])
+    assert (issue.source, issue.rejected) == ("one" if several else "", True)
+    assert "Permission denied" in issue.reason
+
+
+def test_a_link_that_leads_nowhere_may_have_been_a_folder_of_documents(tmp_path: Path) -> None:
+    write(tmp_path, "k/a.md", "other/o.txt")
+    (tmp_path / "k/unmounted").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "k/circle").symlink_to("circle")
+    (tmp_path / "k/.lock").symlink_to("user@host.1")
+    (tmp_path / "k/table.csv").symlink_to(tmp_path / "other/o.txt")
+    files, issues = discover([Root("k", tmp_path / "k")])
+    assert [file.source for file in files] == ["a.md"]
+    assert [(issue.source, issue.rejected) for issue in issues] == [("circle", True), ("unmounted", True)]
+    assert "leads nowhere" in issues[1].reason
+
+
+@pytest.mark.parametrize(("error", "said"), [(13, "Permission denied"), (36, "File name too long")])
+def test_a_root_that_cannot_be_looked_at_is_a_wrong_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, said: str
+) -> None:
+    real = Path.stat
+
+    def refuse(path: Path, **options: bool) -> os.stat_result:
+        if path.name == "shut":
+            raise OSError(error, said, str(path))
+        return real(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ConfigurationError, match=rf"shut' cannot be looked at \({said}\)"):
+        discover([Root("k", tmp_path / "shut")])
+
+
+@pytest.mark.parametrize(("name", "said"), [("x" * 5000, "File name too long"), ("a\0b", "null byte")])
+def test_a_root_name_that_no_file_system_takes_is_a_wrong_setting(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        discover([Root("k", tmp_path / name)])
+
+
 def test_a_missing_root_is_named(tmp_path: Path) -> None:
     write(tmp_path, "a.md")
     with pytest.raises(ConfigurationError, match="nowhere' does not exist"):
@@ -197,6 +251,22 @@ def test_category_falls_back() -> None:
     assert category("db/mysql/a.md") == "db"
     assert category("a.md") == ""
     assert category("db/a.md", "---\ncategories: [Net, Web]\n---\n") == "Net"
+
+
+def test_a_category_never_exceeds_what_the_collection_takes() -> None:
+    from rag_pipeline.index.milvus import CATEGORY_BYTES
+    from rag_pipeline.ingest.front_matter import MAX_CATEGORY_BYTES
+
+    assert MAX_CATEGORY_BYTES == CATEGORY_BYTES
+    folder = "磁" * 255
+    parsed, (issue,) = parse_document(f"{folder}/a.md", b"x")
+    assert parsed is not None
+    assert parsed.category == "磁" * 170
+    assert (issue.source, issue.line, issue.rejected) == (f"{folder}/a.md", 0, False)
+    assert "front matter" in issue.reason
+    parsed, (issue,) = parse_document("a.md", f"---\nowner: sre\ncategory: a{'磁' * 199}\n---\n".encode())
+    assert parsed is not None
+    assert (parsed.category, issue.line, issue.rejected) == ("a" + "磁" * 170, 3, False)
 
 
 @pytest.mark.parametrize(

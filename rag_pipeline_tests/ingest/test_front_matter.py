@@ -94,3 +94,27 @@ def test_values_are_limited() -> None:
     assert len(found.title) == 200
     assert found.alerts == ("a\ufffd?",)
     assert read_front_matter(f"---\na: {'x' * 70_000}\n---\nbody").fault.startswith("The front matter is longer")
+
+
+def test_a_field_that_is_cut_is_reported_with_its_line_and_stays_whole_characters() -> None:
+    text = f"---\nowner: sre\nDomain: {'🔥' * 150}\ntags:\n- ok\n- {'k' * 201}\n---\nbody"
+    found = read_front_matter(text)
+    assert found.category == "🔥" * 128
+    assert len(found.category.encode()) == 512
+    assert found.keywords == ("ok", "k" * 200)
+    assert [line for line, _ in found.cuts] == [3, 4]
+    assert "`domain`" in found.cuts[0][1]
+    assert "512 bytes" in found.cuts[0][1]
+    assert "shorten it" in found.cuts[0][1]
+    assert read_front_matter('+++\na = 1\ncategory = "' + "x" * 201 + '"\n+++\n').cuts[0][0] == 3
+    assert read_front_matter(f"---\ncategory: {'x' * 200}\n---\n").cuts == ()
+
+
+def test_no_field_is_over_its_bytes() -> None:
+    names = ("title", "category", "service", "severity", "owner", "language", "updated", "keywords", "alerts")
+    found = read_front_matter("---\n" + "".join(f"{name}: {'𠀀' * 300}\n" for name in names) + "---\n")
+    assert len(found.category.encode()) <= 512
+    for value in (found.title, found.service, found.severity, found.owner, found.language, found.updated,
+                  *found.keywords, *found.alerts):  # fmt: skip
+        assert 0 < len(value.encode()) <= 1000
+    assert [line for line, _ in found.cuts] == [2, 3, 9, 10, 4, 5, 6, 7, 8]

@@ -4,6 +4,7 @@ What a server says of itself differs between Milvus Lite (mostly texts) and serv
 """
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -78,7 +79,20 @@ class MilvusConnection:
     @property
     def description(self) -> str:
         """What to call the store in a message."""
-        return f"Milvus Lite in {self._lite_folder}" if self.is_lite else f"Milvus at {self.settings.uri}"
+        return f"Milvus Lite in {self._lite_folder}" if self.is_lite else f"Milvus at {self._shown_uri}"
+
+    @property
+    def identity(self) -> str:
+        """The same text for the same store, also from another process."""
+        if self.is_lite:
+            return f"lite:{socket.gethostname()}:{self._lite_folder}"
+        return f"{self._shown_uri}/{self.settings.database}"
+
+    @property
+    def _shown_uri(self) -> str:
+        """The address without user and password."""
+        scheme, mark, rest = self.settings.uri.partition("://")
+        return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
@@ -125,7 +139,8 @@ class MilvusConnection:
                             # A server goes on loading when this times out, so that a later call finds it done.
                             client.load_collection(arguments[0], timeout=_left(deadline))
                         except (grpc.RpcError, MilvusException) as loading:
-                            failure = loading
+                            if _kind(loading) is _Kind.REFUSED:
+                                raise self._refused("load_collection", loading) from loading
                             break
             if time.monotonic() >= deadline:
                 break

@@ -232,8 +232,11 @@ def test_a_collection_that_is_not_loaded_is_loaded_within_the_same_limit(
     ]  # fmt: skip
     assert max(limit for _, _, limit in clients.calls) <= 1.0
     slow = FakeClients(failure, MilvusException(1, "wait for loading collection timeout, collection: c"))
-    with pytest.raises(StoreUnavailableError, match="wait for loading"):
+    with pytest.raises(StoreUnavailableError, match=f"search: {failure.message}"):
         store_of(slow).search("c", VECTOR, limit=1)
+    broken = FakeClients(failure, MilvusException(700, "index not found"))
+    with pytest.raises(StoreCallError, match="refuses load_collection: index not found"):
+        store_of(broken).search("c", VECTOR, limit=1)
 
 
 def test_tries_after_a_loss_share_one_limit(store_of: Callable[..., MilvusStore]) -> None:

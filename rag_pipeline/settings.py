@@ -1,21 +1,25 @@
 """Settings: the only reader of the environment and of ``rag_pipeline.toml``.
 
 Precedence: command-line flags, then environment variables ``RAG_<GROUP>__<NAME>``, then the file, then the defaults
-below. Relative paths are relative to the project root: the nearest folder at or above the working directory that
-holds ``rag_pipeline.toml`` or ``knowledge/``, else the working directory.
+below. ``RAG_CONFIG`` names the file as ``--config`` does, which wins over it. A variable whose first part is no group
+and no setting (``RAG_API_KEY``) is taken for another program's and left alone. Relative paths are relative to the
+project root: the folder of a file that was named, else the nearest folder at or above the working directory that holds
+``rag_pipeline.toml`` or ``knowledge/``, else the working directory.
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, field_validator
-from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
@@ -26,6 +30,19 @@ from pydantic_settings import (
 from rag_pipeline.errors import ConfigurationError
 
 CONFIG_FILE = "rag_pipeline.toml"
+CONFIG_VARIABLE = "RAG_CONFIG"
+
+# What protects data is lifted for one run by somebody who looks at it, not for good by a file that is forgotten.
+_ONE_RUN = {
+    ("knowledge", "allow_mass_deletion"): "--allow-mass-deletion",
+    ("index", "take_over"): "--take-over",
+}
+_USER_INFO = re.compile(r"(?<=://)(?:[^\s/:?#]*:\S*|[^\s/?#]*)@")
+
+
+def masked(text: str) -> str:
+    """``text`` with the user information of every URI in it (``http://user:password@host``) masked."""
+    return _USER_INFO.sub("********@", text)
 
 
 class _Group(BaseModel):
@@ -49,7 +66,9 @@ class KnowledgeSettings(_Group):
     id: str = Field(default="", description="Identity of the knowledge base; blank: derived from where the roots lie.")
     max_file_bytes: int = Field(default=8 * 2**20, gt=0, description="Larger files are reported and skipped.")
     allow_mass_deletion: bool = Field(
-        default=False, description="Let this run remove more documents than the mass-deletion guard allows."
+        default=False,
+        description="Let this run remove more documents than the mass-deletion guard allows. "
+        "Not in the file or the environment: `--allow-mass-deletion`, or the run config in Dagster.",
     )
     taxonomy: tuple[str, ...] = Field(
         default=(), description="Allowed categories; other categories are warned about. Empty: no check."
@@ -90,7 +109,11 @@ class IndexSettings(_Group):
     alias: str = Field(
         default="knowledge", pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$", description="Milvus alias readers resolve."
     )
-    take_over: bool = Field(default=False, description="Let this run replace another knowledge base's alias.")
+    take_over: bool = Field(
+        default=False,
+        description="Let this run replace another knowledge base's alias. "
+        "Not in the file or the environment: `--take-over`, or the run config in Dagster.",
+    )
     artifacts_uri: str = Field(
         default="", description="Where a version's artefacts are published (fsspec URI); blank: in the state folder."
     )
@@ -99,6 +122,18 @@ class IndexSettings(_Group):
     flat_max_rows: int = Field(
         default=20_000, ge=0, description="On Milvus Lite: FLAT (exact) up to this many chunks, HNSW above."
     )
+
+    @field_validator("artifacts_uri")
+    @classmethod
+    def _protocol(cls, value: str) -> str:
+        if "://" not in value:
+            return value
+        from fsspec import available_protocols
+
+        for protocol in value.split("://", maxsplit=1)[0].split("::"):
+            if protocol not in available_protocols():
+                raise ValueError(f"there is no file system {protocol!r}; use a folder or a URI that fsspec knows")
+        return value
 
 
 class MilvusSettings(_Group):
@@ -160,6 +195,7 @@ class Settings(BaseSettings):
     automation: AutomationSettings = AutomationSettings()
 
     _project_root: Path = PrivateAttr(default_factory=Path.cwd)
+    _config: Path | None = PrivateAttr(default=None)
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @classmethod
@@ -179,6 +215,11 @@ class Settings(BaseSettings):
     def project_root(self) -> Path:
         """The folder that relative paths are relative to."""
         return self._project_root
+
+    @property
+    def config(self) -> Path | None:
+        """The configuration file that ``--config`` or ``RAG_CONFIG`` named, absolute; ``None`` when none was named."""
+        return self._config
 
     def path(self, path: Path) -> Path:
         """``path`` made absolute from the project root."""
@@ -206,31 +247,39 @@ def load_settings(
     """Read the settings.
 
     Args:
-        config: Configuration file; ``None`` takes ``rag_pipeline.toml`` of the project root when there is one.
+        config: Configuration file; ``None`` takes the one that ``RAG_CONFIG`` names, else ``rag_pipeline.toml`` of the
+            project root when there is one.
         flags: Dotted names to values that win over all else; ``None`` values are left out.
-        project_root: Folder that relative paths start from; ``None`` finds it from the working directory.
+        project_root: Folder that relative paths start from; ``None``: the folder of the named file, else found from
+            the working directory.
 
     Raises:
-        ConfigurationError: A file that cannot be read, an unknown name or a value of the wrong kind.
+        ConfigurationError: A file that cannot be read, an unknown name, a value of the wrong kind, or a setting for
+            one run only that does not come from ``flags``.
     """
+    variable = os.environ.get(CONFIG_VARIABLE, "") if config is None else ""
+    if variable:
+        config = Path(variable)
     root = (project_root or (config.parent if config else _find_project_root())).absolute()
-    file = config or root / CONFIG_FILE
-    values = _read_toml(file, required=config is not None)
+    file = (config or root / CONFIG_FILE).absolute()
+    values = _read_toml(file, required=config is not None, named_by=CONFIG_VARIABLE if variable else "")
     given = _nest({name: value for name, value in (flags or {}).items() if value is not None})
     handed_over = _FILE_VALUES.set(values)
+    origins = _Origins(given, {}, values, file)
     try:
+        origins = _Origins(given, EnvSettingsSource(Settings)(), values, file)
         settings = Settings(**given)
     except ValidationError as error:
-        raise ConfigurationError(_explain(error, given, values, file)) from None
+        raise ConfigurationError(_explain(error, origins)) from None
     except SettingsError as error:
         raise ConfigurationError(f"An environment variable RAG_… cannot be read: {error}.") from None
     finally:
         _FILE_VALUES.reset(handed_over)
+    _refuse_lasting(origins)
     settings._project_root = root
-    settings._origins = {
-        name: origin for name, path, _ in _leaves(settings) if (origin := _origin(path, given, values, file))
-    }
-    unknown = sorted(name for name in os.environ if name.startswith("RAG_") and not _known_variable(name))
+    settings._config = file if config else None
+    settings._origins = {name: origin for name, path, _ in _leaves(settings) if (origin := origins.of(path))}
+    unknown = sorted(name for name in os.environ if name.startswith("RAG_") and _is_wrong(name))
     if unknown:
         raise ConfigurationError(
             f"Unknown environment variable {', '.join(unknown)}: no such setting. "
@@ -247,15 +296,16 @@ def _find_project_root() -> Path:
     return here
 
 
-def _read_toml(file: Path, *, required: bool) -> dict[str, Any]:
+def _read_toml(file: Path, *, required: bool, named_by: str) -> dict[str, Any]:
+    shown = f"{file} (named by {named_by})" if named_by else str(file)
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if required:
-            raise ConfigurationError(f"The configuration file {file} does not exist.") from None
+            raise ConfigurationError(f"The configuration file {shown} does not exist.") from None
         return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"The configuration file {file} cannot be read: {error}.") from None
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, no TOML, a NUL in the name
+        raise ConfigurationError(f"The configuration file {shown} cannot be read: {error}.") from None
 
 
 def _nest(flat: Mapping[str, object]) -> dict[str, Any]:
@@ -287,34 +337,74 @@ def _holds(values: Mapping[str, Any], path: tuple[str, ...]) -> bool:
     return True
 
 
-def _origin(path: tuple[str, ...], given: Mapping[str, Any], values: Mapping[str, Any], file: Path) -> str:
-    if _holds(given, path):
-        return "command line"
-    variable = "RAG_" + "__".join(path).upper()
+@dataclass(frozen=True, slots=True)
+class _Origins:
+    """The values of each source before they are merged, nested by group."""
+
+    given: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    values: Mapping[str, Any]
+    file: Path
+
+    def of(self, path: tuple[str, ...]) -> str:
+        """Where a setting comes from, blank for a default."""
+        return "command line" if _holds(self.given, path) else self.lasting(path)
+
+    def lasting(self, path: tuple[str, ...]) -> str:
+        """Where it comes from when flags are left aside, blank for nowhere."""
+        if _holds(self.environment, path):
+            return f"environment {_variable(path)}"
+        return str(self.file) if _holds(self.values, path) else ""
+
+
+def _variable(path: tuple[str, ...]) -> str:
+    """The variable that sets ``path``, as it is spelled: its own, else the one with the JSON of a group around it."""
     names = {name.upper(): name for name in os.environ}
-    if variable in names:
-        return f"environment {names[variable]}"
-    return str(file) if _holds(values, path) else ""
+    candidates = ["RAG_" + "__".join(path[:depth]).upper() for depth in range(len(path), 0, -1)]
+    return next((names[name] for name in candidates if name in names), candidates[0])
 
 
-def _known_variable(variable: str) -> bool:
-    path = variable.removeprefix("RAG_").lower().split("__")
-    fields: Mapping[str, FieldInfo] = Settings.model_fields
+def _refuse_lasting(origins: _Origins) -> None:
+    for path, flag in _ONE_RUN.items():
+        if origin := origins.lasting(path):
+            raise ConfigurationError(
+                f"Setting {'.'.join(path)} from {origin} is for one run only. Remove it there and pass {flag} to the "
+                f"run that needs it (in Dagster: {path[-1]} in the run config of the resource `workspace`)."
+            )
+
+
+def _is_wrong(variable: str) -> bool:
+    """Whether a variable is meant for this program (by its first part) and names neither a setting nor a group."""
+    path = tuple(variable.removeprefix("RAG_").lower().split("__"))
+    kind, depth = _kind_at(path)
+    return depth > 0 and (kind is None or depth < len(path))
+
+
+def _kind_at(path: tuple[str, ...]) -> tuple[object, int]:
+    """The type of the setting or group that ``path`` leads to or into, and how many parts of it name that.
+
+    The type is ``None`` when a part is no name; the parts before it are counted.
+    """
+    kind: object = Settings
     for depth, part in enumerate(path):
-        if part not in fields:
-            return False
-        annotation = fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return depth == len(path) - 1
-        fields = annotation.model_fields
-    return True
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return kind, depth
+        if part not in kind.model_fields:
+            return None, depth
+        kind = kind.model_fields[part].annotation
+    return kind, len(path)
 
 
-def _explain(error: ValidationError, given: Mapping[str, Any], values: Mapping[str, Any], file: Path) -> str:
+def _explain(error: ValidationError, origins: _Origins) -> str:
     lines = []
     for problem in error.errors():
         path = tuple(str(part) for part in problem["loc"])
-        where = _origin(path, given, values, file) or "the settings"
-        shown = "" if isinstance(problem["input"], dict) or "token" in path else f" (found {problem['input']!r})"
+        kind, depth = _kind_at(path)
+        where = origins.of(path) or origins.of(path[:depth]) or "the settings"
+        # What stands under a name that is none, or in place of a group, may be a secret that was misplaced.
+        misplaced = kind is None or isinstance(problem["input"], Mapping) or problem["type"] == "extra_forbidden"
+        is_group = isinstance(kind, type) and issubclass(kind, BaseModel)
+        tells = not misplaced and not is_group and kind is not SecretStr
+        shown = f" (found {masked(repr(problem['input']))})" if tells else ""
         lines.append(f"Setting {'.'.join(path)} from {where}: {problem['msg']}{shown}.")
     return "\n".join([*lines, "`rag-pipeline settings` shows the names and the effective values."])

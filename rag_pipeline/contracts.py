@@ -12,12 +12,13 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
+from rag_pipeline.index.embedding import embedding_digest
 from rag_pipeline.verdicts import (
-    CHECKS,
     CHUNK_BREADCRUMBS_PRESENT,
     CHUNK_CONTENT_PRESENT,
     CHUNK_IDS_UNIQUE,
     CHUNK_TOKENS_WITHIN_LIMIT,
+    CHUNKS_PRESENT,
     COLLECTION_PARITY,
     COLLECTION_SELF_RETRIEVAL,
     DOCUMENTS_HAVE_CHUNKS,
@@ -27,18 +28,14 @@ from rag_pipeline.verdicts import (
     DOCUMENTS_TITLED,
     EMBEDDING_DIMENSION,
     EMBEDDINGS_COMPLETE,
+    EMBEDDINGS_CURRENT,
     EMBEDDINGS_DISTINCT,
     EMBEDDINGS_FINITE,
     EMBEDDINGS_UNIT_NORM,
-    ERROR,
-    ERROR_CHECKS,
     NOT_BLANK,
     UNIQUE,
-    WARN,
     CheckResult,
-    CheckSpec,
     between,
-    failed_errors,
     failure,
     guarded,
     judge,
@@ -46,36 +43,6 @@ from rag_pipeline.verdicts import (
     result,
 )
 from rag_pipeline.visibility import first_heading_line, has_visible_text
-
-__all__ = [
-    "CHECKS",
-    "CHUNK_BREADCRUMBS_PRESENT",
-    "CHUNK_CONTENT_PRESENT",
-    "CHUNK_IDS_UNIQUE",
-    "CHUNK_TOKENS_WITHIN_LIMIT",
-    "COLLECTION_PARITY",
-    "COLLECTION_SELF_RETRIEVAL",
-    "DOCUMENTS_HAVE_CHUNKS",
-    "DOCUMENTS_IN_TAXONOMY",
-    "DOCUMENTS_NOT_REJECTED",
-    "DOCUMENTS_PRESENT",
-    "DOCUMENTS_TITLED",
-    "EMBEDDINGS_COMPLETE",
-    "EMBEDDINGS_DISTINCT",
-    "EMBEDDINGS_FINITE",
-    "EMBEDDINGS_UNIT_NORM",
-    "EMBEDDING_DIMENSION",
-    "ERROR",
-    "ERROR_CHECKS",
-    "WARN",
-    "CheckResult",
-    "CheckSpec",
-    "check_chunks",
-    "check_collection",
-    "check_documents",
-    "check_embeddings",
-    "failed_errors",
-]
 
 NORM_TOLERANCE = 1e-3
 _BLOCK = 4096  # vectors looked at together: 6 MB at 384 dimensions
@@ -99,13 +66,16 @@ def check_documents(
     def present() -> CheckResult:
         if len(documents):
             return result(DOCUMENTS_PRESENT, f"There are {len(documents)} documents.", checked=len(documents))
+        rejected = issues.loc[issues["rejected"].astype(bool), "source"].drop_duplicates().tolist()
         return failure(
             DOCUMENTS_PRESENT,
-            "No document was found",
-            [],
-            advice="Check `knowledge.roots`: the folders must hold .md or .markdown files that are not hidden.",
-            checked=0,
-            failing=1,
+            "Every file was rejected" if rejected else "No document was found",
+            rejected,
+            advice="The check documents_not_rejected gives the reasons."
+            if rejected
+            else "Check `knowledge.roots`: the folders must hold .md or .markdown files that are not hidden.",
+            checked=len(rejected),
+            failing=max(1, len(rejected)),
         )
 
     def categories() -> pd.DataFrame:
@@ -160,6 +130,19 @@ def check_chunks(
             counts = np.maximum(counts, np.asarray(recount, dtype=np.int64))
         return chunks.assign(value=counts, detail=[f"{count} tokens" for count in counts])
 
+    def present() -> CheckResult:
+        # No documents, or some with text and without chunks, are for other checks to find.
+        if len(chunks) or not len(documents) or _any_visible_text(documents):
+            return result(CHUNKS_PRESENT, f"There are {len(chunks)} chunks.", checked=len(documents))
+        return failure(
+            CHUNKS_PRESENT,
+            f"None of {len(documents)} documents has any text, so nothing could be found",
+            documents["source"].tolist(),
+            advice="Are the files empty, after a failed copy for instance?",
+            checked=len(documents),
+            failing=len(documents),
+        )
+
     def chunk_counts() -> pd.DataFrame:
         of_source = Counter(chunks["source"])
         counts = [
@@ -182,6 +165,7 @@ def check_chunks(
         )
 
     return [
+        guarded(CHUNKS_PRESENT, present),
         judge(
             CHUNK_IDS_UNIQUE,
             lambda: chunks.assign(value=_text(chunks["id"])),
@@ -220,6 +204,11 @@ def check_chunks(
     ]
 
 
+def _any_visible_text(documents: pd.DataFrame) -> bool:
+    rows = zip(documents["text"], documents["body_start"], strict=True)
+    return any(has_visible_text(text, body_start=int(start)) for text, start in rows)
+
+
 def check_embeddings(embeddings: pd.DataFrame, chunks: pd.DataFrame, *, dimension: int) -> list[CheckResult]:
     """Check the table of embeddings against the chunks; ``dimension`` is the model's."""
     embeddings = embeddings.reset_index(drop=True)
@@ -245,6 +234,14 @@ def check_embeddings(embeddings: pd.DataFrame, chunks: pd.DataFrame, *, dimensio
                 "detail": [f"{abs(extra)} {'too many' if extra > 0 else 'missing'}" for extra in value],
             }
         )
+
+    def stale() -> pd.DataFrame:
+        texts = chunks.drop_duplicates("id", keep=False).set_index("id")["embedding_text"]
+        wanted = embeddings["id"].map(texts)
+        pairs = zip(wanted, embeddings["embedding_digest"], strict=True)
+        # A vector without its one chunk, or a chunk without text, is for other checks to find.
+        value = [float(embedding_digest(text) != digest) if isinstance(text, str) else None for text, digest in pairs]
+        return embeddings.assign(value=pd.Series(value, dtype=float))
 
     def shared() -> pd.DataFrame:
         rows = pd.DataFrame({"key": facts()["digest"], "text": embeddings["embedding_digest"]})
@@ -280,6 +277,13 @@ def check_embeddings(embeddings: pd.DataFrame, chunks: pd.DataFrame, *, dimensio
             surplus,
             between(0, 0),
             finding="ids do not have exactly one vector for one chunk",
+            advice="Materialize the embeddings again from the present chunks.",
+        ),
+        judge(
+            EMBEDDINGS_CURRENT,
+            stale,
+            one_of([0]),
+            finding="vectors were made from another text than their chunk has now",
             advice="Materialize the embeddings again from the present chunks.",
         ),
         judge(

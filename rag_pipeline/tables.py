@@ -15,10 +15,10 @@ import pandas as pd
 
 from rag_pipeline.records import Chunk, Document, Issue, SourceFile
 
-DOCUMENT_COLUMNS = (*(field.name for field in fields(Document)), "raw_digest", "rejected", "issues")
-CHUNK_COLUMNS = tuple(field.name for field in fields(Chunk))
+DOCUMENT_COLUMNS = (*(field.name for field in fields(Document)), "raw_digest", "indexed", "issues")
+CHUNK_COLUMNS = (*(field.name for field in fields(Chunk)), "recipe")
 ISSUE_COLUMNS = tuple(field.name for field in fields(Issue))
-EMBEDDING_COLUMNS = ("id", "source", "embedding_digest", "vector")
+EMBEDDING_COLUMNS = ("id", "source", "embedding_digest", "model_fingerprint", "vector")
 KNOWLEDGE_INDEX_COLUMNS = ("term", "surface", "kind", "source", "title", "category")
 
 _LISTS = {"keywords", "alerts", "breadcrumb"}
@@ -35,27 +35,34 @@ def documents_table(
     """Every file that was found, one row each, ordered by source.
 
     Columns are those of `Document`, then ``raw_digest`` (SHA-256 of the file as it lies there, blank when it could not
-    be read), ``rejected`` (True: not in the index, all other columns blank) and ``issues`` (list of ``line``,
-    ``reason``). ``digest`` differs from ``raw_digest`` where an unreadable file's last good version is kept.
+    be read), ``indexed`` (False: not in the index, all other columns blank) and ``issues`` (list of ``line``,
+    ``reason``, ``rejected``). ``digest`` differs from ``raw_digest`` where an unreadable file keeps its last good
+    version.
     """
     digests = {file.source: file.digest for file in files}
     found: dict[str, list[dict[str, Any]]] = {}
     for issue in issues:
-        found.setdefault(issue.source, []).append({"line": issue.line, "reason": issue.reason})
+        entry = {"line": issue.line, "reason": issue.reason, "rejected": issue.rejected}
+        found.setdefault(issue.source, []).append(entry)
     indexed = {document.source: document for document in documents}
     rows = []
     for source in indexed.keys() | digests.keys() | found.keys():
         document = indexed.get(source, Document(source=source, digest="", text="", encoding=""))
         row = _row(asdict(document))
-        row |= {"raw_digest": digests.get(source, ""), "rejected": source not in indexed}
+        row |= {"raw_digest": digests.get(source, ""), "indexed": source in indexed}
         row["issues"] = sorted(found.get(source, []), key=lambda issue: (issue["line"], issue["reason"]))
         rows.append(row)
     return _table(rows, DOCUMENT_COLUMNS, ["source"])
 
 
-def chunks_table(chunks: Iterable[Chunk]) -> pd.DataFrame:
-    """Chunks as a table with `CHUNK_COLUMNS`, ordered by source and chunk_index."""
-    return _table((_row(asdict(chunk)) for chunk in chunks), CHUNK_COLUMNS, ["source", "chunk_index"])
+def chunks_table(chunks: Iterable[Chunk], *, recipe: str) -> pd.DataFrame:
+    """Chunks as a table with `CHUNK_COLUMNS`, ordered by source and chunk_index.
+
+    ``recipe`` says with which chunker, budget and tokenizer they were cut: chunks of different recipes do not mix.
+    """
+    return _table(
+        (_row(asdict(chunk)) | {"recipe": recipe} for chunk in chunks), CHUNK_COLUMNS, ["source", "chunk_index"]
+    )
 
 
 def issues_table(issues: Iterable[Issue]) -> pd.DataFrame:
@@ -63,17 +70,25 @@ def issues_table(issues: Iterable[Issue]) -> pd.DataFrame:
     return _table((asdict(issue) for issue in issues), ISSUE_COLUMNS, ["source", "line", "reason"])
 
 
-def embeddings_table(chunks: pd.DataFrame, digests: Sequence[str], vectors: np.ndarray) -> pd.DataFrame:
+def embeddings_table(
+    chunks: pd.DataFrame, digests: Sequence[str], vectors: np.ndarray, *, model_fingerprint: str
+) -> pd.DataFrame:
     """One row a chunk in the chunks' order; ``vector`` holds float32 arrays of shape (dimension,)."""
     return pd.DataFrame(
-        {"id": chunks["id"], "source": chunks["source"], "embedding_digest": list(digests), "vector": list(vectors)},
+        {
+            "id": chunks["id"],
+            "source": chunks["source"],
+            "embedding_digest": list(digests),
+            "model_fingerprint": model_fingerprint,
+            "vector": list(vectors),
+        },
         columns=list(EMBEDDING_COLUMNS),
     )
 
 
 def indexed_documents(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of a documents table that are in the index."""
-    return table[~table["rejected"].astype(bool)].reset_index(drop=True)
+    return table[table["indexed"].astype(bool)].reset_index(drop=True)
 
 
 def documents_from(table: pd.DataFrame) -> list[Document]:
@@ -83,12 +98,10 @@ def documents_from(table: pd.DataFrame) -> list[Document]:
 
 
 def issues_from(table: pd.DataFrame) -> list[Issue]:
-    """The issues of a documents table as records, in its order; a file whose old version is kept counts as rejected."""
+    """The issues of a documents table as records, in its order."""
     return [
-        Issue(source=source, line=int(issue["line"]), reason=issue["reason"], rejected=bool(rejected))
-        for source, rejected, issues in zip(
-            table["source"], table["rejected"] | (table["raw_digest"] != table["digest"]), table["issues"], strict=True
-        )
+        Issue(source=source, line=int(issue["line"]), reason=issue["reason"], rejected=bool(issue["rejected"]))
+        for source, issues in zip(table["source"], table["issues"], strict=True)
         for issue in issues
     ]
 

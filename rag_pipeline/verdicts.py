@@ -20,6 +20,7 @@ DOCUMENTS_NOT_REJECTED = "documents_not_rejected"
 DOCUMENTS_PRESENT = "documents_present"
 DOCUMENTS_TITLED = "documents_titled"
 DOCUMENTS_IN_TAXONOMY = "documents_in_taxonomy"
+CHUNKS_PRESENT = "chunks_present"
 CHUNK_IDS_UNIQUE = "chunk_ids_unique"
 CHUNK_CONTENT_PRESENT = "chunk_content_present"
 CHUNK_TOKENS_WITHIN_LIMIT = "chunk_tokens_within_limit"
@@ -29,6 +30,7 @@ EMBEDDING_DIMENSION = "embedding_dimension"
 EMBEDDINGS_FINITE = "embeddings_finite"
 EMBEDDINGS_UNIT_NORM = "embeddings_unit_norm"
 EMBEDDINGS_COMPLETE = "embeddings_complete"
+EMBEDDINGS_CURRENT = "embeddings_current"
 EMBEDDINGS_DISTINCT = "embeddings_distinct"
 COLLECTION_PARITY = "collection_parity"
 COLLECTION_SELF_RETRIEVAL = "collection_self_retrieval"
@@ -74,6 +76,7 @@ CHECKS: tuple[CheckSpec, ...] = (
     CheckSpec(DOCUMENTS_PRESENT, "documents", ERROR, "There is at least one document."),
     CheckSpec(DOCUMENTS_TITLED, "documents", WARN, "Every document has a title."),
     CheckSpec(DOCUMENTS_IN_TAXONOMY, "documents", WARN, "Every category is in the configured taxonomy."),
+    CheckSpec(CHUNKS_PRESENT, "chunks", ERROR, "There is at least one chunk."),
     CheckSpec(CHUNK_IDS_UNIQUE, "chunks", ERROR, "Every chunk has an id of its own."),
     CheckSpec(CHUNK_CONTENT_PRESENT, "chunks", ERROR, "Every chunk holds text."),
     CheckSpec(CHUNK_TOKENS_WITHIN_LIMIT, "chunks", ERROR, "Every chunk fits into the model, so none is truncated."),
@@ -83,6 +86,7 @@ CHECKS: tuple[CheckSpec, ...] = (
     CheckSpec(EMBEDDINGS_FINITE, "embeddings", ERROR, "No vector holds NaN or infinity."),
     CheckSpec(EMBEDDINGS_UNIT_NORM, "embeddings", ERROR, "Every vector has length 1."),
     CheckSpec(EMBEDDINGS_COMPLETE, "embeddings", ERROR, "Every chunk has exactly one vector."),
+    CheckSpec(EMBEDDINGS_CURRENT, "embeddings", ERROR, "Every vector is of its chunk's present text."),
     CheckSpec(EMBEDDINGS_DISTINCT, "embeddings", WARN, "Different texts have different vectors."),
     CheckSpec(COLLECTION_PARITY, "collection", ERROR, "The collection holds exactly the expected ids."),
     CheckSpec(COLLECTION_SELF_RETRIEVAL, "collection", ERROR, "Sampled vectors find themselves."),

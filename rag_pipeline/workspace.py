@@ -72,7 +72,7 @@ class Workspace:
         """
         if self.settings.knowledge.id:
             return self.settings.knowledge.id
-        places = sorted(_place(root.path) for root in self.roots)
+        places = sorted(_place(root.path.resolve()) for root in self.roots)
         return places[0] if len(places) == 1 and ":" in places[0] else f"kb-{digest_of(*places)[:12]}"
 
     @cached_property
@@ -101,8 +101,19 @@ class Workspace:
         from rag_pipeline.index.versions import Versions
 
         return Versions(
-            self.store, self.artifacts, alias=self.settings.index.alias, knowledge_base_id=self.knowledge_base_id
+            self.store,
+            self.artifacts,
+            alias=self.settings.index.alias,
+            knowledge_base_id=self.knowledge_base_id,
+            state=self.state,
         )
+
+    def of_alias(self) -> "Workspace":
+        """This workspace for whichever knowledge base the alias points to, whatever folders that was built from."""
+        ws = Workspace(self.settings)
+        ws.store, ws.artifacts = self.store, self.artifacts
+        ws.knowledge_base_id = self.versions.owner_of_alias() or self.knowledge_base_id
+        return ws
 
     @property
     def model_cache(self) -> Path:

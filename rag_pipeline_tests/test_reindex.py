@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_pipeline import contracts, reindex
+from rag_pipeline import reindex, release, steps, verdicts
 from rag_pipeline.errors import CheckFailedError, ConfigurationError, RefusedError, StoreUnavailableError
 from rag_pipeline.index import lite_server
 from rag_pipeline.index.artifacts import CHUNKS
 from rag_pipeline.retrieval.sdk_search import SdkSearch
 from rag_pipeline.tables import from_parquet
+from rag_pipeline.watch import Watch
 from rag_pipeline.workspace import Workspace
 from rag_pipeline_tests.conftest import write
 
@@ -183,12 +184,12 @@ def test_staging_leaves_the_alias_and_the_next_run_promotes_what_was_staged(
 
 
 def _break_table(monkeypatch: pytest.MonkeyPatch, step: str, breaks: Callable[..., object]) -> None:
-    real = getattr(reindex, step)
+    real = getattr(steps, step)
 
     def broken(*arguments: object, **options: object) -> object:
         return breaks(real(*arguments, **options))
 
-    monkeypatch.setattr(reindex, step, broken)
+    monkeypatch.setattr(steps, step, broken)
 
 
 def _duplicate_id(chunks: object) -> object:
@@ -254,7 +255,7 @@ def test_a_defect_fails_its_check_alone_and_the_alias_stays(
     _break_table(monkeypatch, step, breaks)
     with pytest.raises(CheckFailedError) as caught:
         reindex.reindex(ws)
-    named = [spec.name for spec in contracts.CHECKS if f"  {spec.name}:" in str(caught.value)]
+    named = [spec.name for spec in verdicts.CHECKS if f"  {spec.name}:" in str(caught.value)]
     assert named == [check]
     assert ws.store.alias_target("knowledge") == first.manifest.collection
     monkeypatch.undo()
@@ -288,25 +289,43 @@ def test_a_damaged_staging_version_is_refused_now_and_later(
     ws = open_workspace()
     first = reindex.reindex(ws)
     add(knowledge)
-    real = reindex.staging.write_rows
+    real = release.staging.write_rows
 
     def write_and_damage(store: object, collection: str, *arguments: object, **options: object) -> None:
         real(store, collection, *arguments, **options)
         damage(store, collection)
 
-    monkeypatch.setattr(reindex.staging, "write_rows", write_and_damage)
+    monkeypatch.setattr(release.staging, "write_rows", write_and_damage)
     with pytest.raises(CheckFailedError, match=f"  {check}:"):
         reindex.reindex(ws)
     monkeypatch.undo()
     failed = ws.versions.all()[-1]
     assert [name for name, verdict in failed.checks.items() if not verdict.passed] == [check]
     with pytest.raises(RefusedError, match=f"lacks a pass of {check}"):
-        reindex.promote(ws, failed.collection)
+        release.promote(ws, failed.collection)
     with pytest.raises(RefusedError, match=f"No version {failed.collection}"):
-        reindex.rollback(ws, to=failed.collection)
+        release.rollback(ws, to=failed.collection)
     assert ws.store.alias_target("knowledge") == first.manifest.collection
     assert reindex.reindex(ws).result == "promoted"
     assert not ws.store.exists(failed.collection)
+
+
+def test_documents_without_any_text_are_not_promoted(open_workspace: Open, knowledge: Path) -> None:
+    texts = {path: path.read_text() for path in knowledge.rglob("*.md")}
+    for path in texts:
+        path.write_text("<!-- nothing -->\n")
+    ws = open_workspace()
+    with pytest.raises(CheckFailedError, match="  chunks_present: None of 4 documents has any text"):
+        reindex.reindex(ws)
+    assert ws.store.alias_target("knowledge") is None
+    for path, text in texts.items():
+        path.write_text(text)
+    first = reindex.reindex(ws).manifest
+    for path in texts:
+        path.write_text("")
+    with pytest.raises(RefusedError, match="4 of 4 documents are gone or empty"):
+        reindex.reindex(ws)
+    assert ws.store.alias_target("knowledge") == first.collection
 
 
 # Faulty documents
@@ -450,7 +469,7 @@ def test_an_alias_that_is_a_prefix_of_another_touches_only_its_own(open_workspac
     for number in range(3):
         write(knowledge / f"cache/{number}.md", f"# {number}\n\nText.\n")
         reindex.reindex(shorter)
-    reindex.prune(shorter)
+    release.prune(shorter)
     assert longer.store.exists(kept)
     assert [name for name in shorter.store.collections() if name != kept] == [shorter.versions.promoted().collection]
 
@@ -480,23 +499,23 @@ def test_rollback_goes_back_and_the_version_left_is_not_promoted_again(open_work
     first = reindex.reindex(ws)
     add(knowledge)
     second = reindex.reindex(ws)
-    back = reindex.rollback(ws)
+    back = release.rollback(ws)
     assert back.collection == first.manifest.collection
     assert sources(ws) == {"cache/redis-memory.md", "cache/redis-clients.md", "kubernetes/oom.md", "kubernetes/disk.md"}
     with pytest.raises(RefusedError, match=f"{second.manifest.collection} is not promoted again: it was rolled back"):
         reindex.reindex(ws)
     assert ws.store.alias_target("knowledge") == first.manifest.collection
-    assert reindex.rollback(ws, to=second.manifest.collection).collection == second.manifest.collection
+    assert release.rollback(ws, to=second.manifest.collection).collection == second.manifest.collection
     assert reindex.reindex(ws).result == "unchanged"
 
 
 def test_rollback_without_an_earlier_version_is_refused(open_workspace: Open) -> None:
     ws = open_workspace()
     with pytest.raises(RefusedError, match="points nowhere"):
-        reindex.rollback(ws)
+        release.rollback(ws)
     reindex.reindex(ws)
     with pytest.raises(RefusedError, match="No earlier version"):
-        reindex.rollback(ws)
+        release.rollback(ws)
 
 
 def test_old_versions_go_with_their_artefacts_after_their_grace(open_workspace: Open, knowledge: Path) -> None:
@@ -507,7 +526,7 @@ def test_old_versions_go_with_their_artefacts_after_their_grace(open_workspace: 
         names.append(reindex.reindex(ws).manifest.collection)
     assert ws.store.collections() == names
     patient = open_workspace(index__grace_s=0.0)
-    assert reindex.prune(patient) == names[:2]
+    assert release.prune(patient) == names[:2]
     assert patient.store.collections() == names[2:]
     assert patient.artifacts.collections() == names[2:]
 
@@ -569,7 +588,7 @@ def test_a_query_is_never_answered_with_the_other_models_vector(
     scores = [hit.score for hit in reader.search(text, top_k=4)]
     expected = second.store.search(second.versions.promoted().collection, second.embedder.embed_query(text), limit=4)
     assert scores == pytest.approx([hit.score for hit in expected], abs=1e-5)
-    reindex.rollback(first)
+    release.rollback(first)
     reader._snapshots.forget()
     assert [hit.id for hit in reader.search(text, top_k=4)] == answers[0]
 
@@ -580,7 +599,179 @@ def test_a_changed_model_and_budget_are_announced_before_they_start(
     reindex.reindex(open_workspace())
     said: list[str] = []
     changed = open_workspace(embedding__model=str(tiny_models[1]), chunking__soft_tokens=60)
-    reindex.reindex(changed, watch=reindex.Watch(say=said.append))
+    reindex.reindex(changed, watch=Watch(say=said.append))
     assert any(
         "the model changes from" in line and "the chunk budget changes from 80/120 to 60/120" in line for line in said
     )
+
+
+# What the alias may move to
+
+
+def stage_only(ws: Workspace) -> str:
+    return reindex.reindex(ws, promote_it=False).manifest.collection
+
+
+def test_a_version_staged_before_the_alias_moved_on_is_not_promoted(open_workspace: Open, knowledge: Path) -> None:
+    ws = open_workspace()
+    reindex.reindex(ws)
+    add(knowledge)
+    staged = stage_only(ws)
+    edit_one_section(knowledge)
+    newer = reindex.reindex(ws).manifest.collection
+    with pytest.raises(RefusedError, match=f"{staged} is not promoted: it was staged upon"):
+        release.promote(ws, staged)
+    assert ws.store.alias_target("knowledge") == newer
+
+
+def test_a_version_of_another_alias_is_not_promoted(open_workspace: Open) -> None:
+    other = reindex.reindex(open_workspace(index__alias="other")).manifest.collection
+    ws = open_workspace()
+    mine = reindex.reindex(ws).manifest.collection
+    with pytest.raises(RefusedError, match=f"{other} is a version of 'other'"):
+        release.promote(ws, other)
+    assert ws.store.alias_target("knowledge") == mine
+
+
+def test_tables_made_with_another_model_or_budget_are_not_staged(
+    open_workspace: Open, tiny_models: tuple[Path, Path]
+) -> None:
+    ws = open_workspace()
+    documents, _ = steps.read_documents(ws)
+    chunks = steps.chunk_documents(ws, documents)
+    vectors = steps.embed_chunks(ws, chunks).table
+    index = steps.index_knowledge(documents, chunks)
+    for changed in (open_workspace(embedding__model=str(tiny_models[1])), open_workspace(chunking__soft_tokens=60)):
+        with pytest.raises(RefusedError, match="The chunks were cut for another model, chunk budget or chunker"):
+            release.stage(changed, documents, chunks, vectors, index)
+    other = open_workspace(embedding__model=str(tiny_models[1]))
+    with pytest.raises(RefusedError, match="The embeddings were made by another model"):
+        release.stage(other, documents, steps.chunk_documents(other, documents), vectors, index)
+    assert ws.store.collections() == []
+
+
+def test_rollback_goes_to_the_version_that_served_last_and_never_to_a_bad_one(
+    open_workspace: Open, knowledge: Path
+) -> None:
+    ws = open_workspace()
+    good = reindex.reindex(ws).manifest.collection
+    add(knowledge)
+    bad = reindex.reindex(ws).manifest.collection
+    release.rollback(ws)
+    edit_one_section(knowledge)
+    fixed = reindex.reindex(ws).manifest.collection
+    release.prune(ws)
+    assert ws.store.collections() == sorted([good, bad, fixed])
+    assert release.rollback(ws).collection == good
+
+
+def test_knowledge_that_was_rolled_back_stays_so_in_a_rebuild(open_workspace: Open, knowledge: Path) -> None:
+    ws = open_workspace(index__keep_versions=1)
+    good = reindex.reindex(ws).manifest.collection
+    add(knowledge)
+    ws_two = open_workspace(index__keep_versions=2)
+    reindex.reindex(ws_two)
+    release.rollback(ws_two)
+    for full in (False, True):
+        release.prune(ws)
+        with pytest.raises(RefusedError, match="is not promoted again: it was rolled back"):
+            reindex.reindex(ws, full=full)
+    assert ws.store.alias_target("knowledge") == good
+
+
+def test_back_to_earlier_knowledge_and_on_again_keeps_what_served_last(open_workspace: Open, knowledge: Path) -> None:
+    ws = open_workspace()
+    first = reindex.reindex(ws).manifest.collection
+    add(knowledge)
+    second = reindex.reindex(ws).manifest.collection
+    (knowledge / "cache/new.md").unlink()
+    assert reindex.reindex(ws).manifest.collection == first
+    assert release.rollback(ws).collection == second
+    release.rollback(ws, to=first)
+    edit_one_section(knowledge)
+    reindex.reindex(ws)
+    assert release.rollback(ws).collection == first
+
+
+def test_a_version_that_another_alias_holds_is_left_alone(open_workspace: Open, knowledge: Path) -> None:
+    ws = open_workspace(index__keep_versions=1)
+    first = reindex.reindex(ws).manifest.collection
+    ws.store.point_alias("pinned", first)
+    for number in range(3):
+        write(knowledge / f"cache/{number}.md", f"# {number}\n\nText.\n")
+        reindex.reindex(ws)
+    release.prune(ws)
+    assert ws.store.exists(first)
+    assert len(ws.store.collections()) == 2
+
+
+# Artefacts that are lost
+
+
+def test_lost_artefacts_are_built_anew_and_nothing_is_deleted_meanwhile(open_workspace: Open, knowledge: Path) -> None:
+    ws = open_workspace()
+    first = reindex.reindex(ws).manifest
+    shutil.rmtree(ws.state / "artifacts")
+    for name in ("cache/redis-memory.md", "cache/redis-clients.md", "kubernetes/oom.md"):
+        (knowledge / name).rename(knowledge.parent / Path(name).name)
+    with pytest.raises(RefusedError, match="3 of 4 documents are gone"):
+        reindex.reindex(ws)
+    for name in ("cache/redis-memory.md", "cache/redis-clients.md", "kubernetes/oom.md"):
+        (knowledge.parent / Path(name).name).rename(knowledge / name)
+    (knowledge / "kubernetes/disk.md").rename(knowledge.parent / "disk.md")
+    (knowledge / "kubernetes/disk.md").write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(RefusedError, match=f"1 documents cannot be read now, and the artefacts of {first.collection}"):
+        reindex.reindex(ws)
+    (knowledge.parent / "disk.md").rename(knowledge / "kubernetes/disk.md")
+    again = reindex.reindex(ws)
+    assert (again.result, again.embedded, again.manifest.applied_by) == ("promoted", 0, "rebuild")
+    assert again.manifest.collection != first.collection
+    assert reindex.reindex(ws).result == "unchanged"
+
+
+def test_a_schema_of_another_time_does_not_switch_the_deletion_guard_off(open_workspace: Open, knowledge: Path) -> None:
+    ws = open_workspace()
+    first = reindex.reindex(ws).manifest
+    ws.store.set_manifest_json(first.collection, first.to_json().replace('"schema_version": 1', '"schema_version": 99'))
+    shutil.rmtree(knowledge / "cache")
+    (knowledge / "kubernetes/oom.md").unlink()
+    with pytest.raises(RefusedError, match="3 of 4 documents are gone"):
+        reindex.reindex(ws)
+
+
+def test_two_stores_with_one_artefact_folder_leave_each_others_alone(open_workspace: Open, tmp_path: Path) -> None:
+    shared = f"file://{tmp_path / 'shared'}"
+    one = open_workspace(state_dir=tmp_path / "one", index__artifacts_uri=shared)
+    two = open_workspace(state_dir=tmp_path / "two", index__artifacts_uri=shared)
+    first = reindex.reindex(one).manifest
+    reindex.reindex(two)
+    release.prune(two)
+    assert one.artifacts.intact(first)
+
+
+def test_a_build_of_another_state_folder_is_not_debris(open_workspace: Open, tmp_path: Path) -> None:
+    one = open_workspace(state_dir=tmp_path / "one")
+    first = reindex.reindex(one).manifest
+    uri = lite_server.running(one.lite_folder).uri
+    two = open_workspace(state_dir=tmp_path / "two", retrieval__milvus__uri=uri)
+    growing = first.model_copy(update={"collection": f"{first.collection[:-4]}aaaa", "state": "building"})
+    one.store.create(growing.collection, dimension=32, index_type="FLAT", manifest=growing.to_json())
+    assert release.prune(two) == []
+    assert release.prune(one) == [growing.collection]
+
+
+# Roots
+
+
+def test_another_set_of_roots_gives_what_a_rebuild_gives(open_workspace: Open, tmp_path: Path) -> None:
+    for name in ("a", "z"):
+        write(tmp_path / f"all/{name}/b/{name}.md", f"# {name}\n\nText of {name}.\n")
+    one = {"knowledge__id": "same", "knowledge__roots": [str(tmp_path / "all")]}
+    two = {
+        "knowledge__id": "same",
+        "knowledge__roots": [{"name": name, "path": str(tmp_path / "all" / name)} for name in ("a", "z")],
+    }
+    reindex.reindex(open_workspace(**one))
+    ws = open_workspace(**two)
+    assert reindex.reindex(ws).result == "promoted"
+    assert {row["category"] for row in contents(ws)} == {"b"}

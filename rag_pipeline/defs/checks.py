@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 
 import dagster as dg
 
-from rag_pipeline.contracts import CHECKS, ERROR, CheckResult
 from rag_pipeline.errors import RefusedError
 from rag_pipeline.index.manifest import Manifest
+from rag_pipeline.verdicts import CHECKS, ERROR, CheckResult
 
 ASSET_OF_TABLE = {
     "documents": "raw_documents",

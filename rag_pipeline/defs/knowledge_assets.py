@@ -1,16 +1,17 @@
-"""The reindex assets: each reads its inputs, calls one step of `rag_pipeline.reindex` and tells what it did."""
+"""The reindex assets: each reads its inputs, calls one step and tells what it did."""
 
 import dagster as dg
 import pandas as pd
 from pydantic import Field
 
-from rag_pipeline import reindex as steps
+from rag_pipeline import release, steps
 from rag_pipeline.defs.checks import check_results, check_specs, guard_lineage, recorded_results
 from rag_pipeline.defs.metadata import change_counts, changes_markdown, data_version, issues_listing, slowest_table
 from rag_pipeline.defs.resources import WorkspaceResource
 from rag_pipeline.index.manifest import digest_of
 from rag_pipeline.plots import inline_image, token_histogram
 from rag_pipeline.tables import indexed_documents, issues_from
+from rag_pipeline.watch import Watch
 
 GROUP = "knowledge"
 OWNERS = ["team:knowledge"]
@@ -30,7 +31,7 @@ class EmbeddingConfig(dg.Config):
     refresh: bool = Field(default=False, description="Embed every text again and replace what the cache has.")
 
 
-def _watch(context: dg.AssetExecutionContext) -> steps.Watch:
+def _watch(context: dg.AssetExecutionContext) -> Watch:
     tenths: dict[str, int] = {}
 
     def progress(step: str, done: int, total: int) -> None:
@@ -39,7 +40,7 @@ def _watch(context: dg.AssetExecutionContext) -> steps.Watch:
             tenths[step] = tenth
             context.log.info(f"{step}: {done} of {total}")
 
-    return steps.Watch(say=context.log.info, progress=progress)
+    return Watch(say=context.log.info, progress=progress)
 
 
 @dg.asset(
@@ -67,7 +68,7 @@ def raw_documents(
         check_results=check_results(steps.check_documents(ws, documents)),
         metadata={
             "documents": len(indexed_documents(documents)),
-            "rejected": int(documents["rejected"].sum()),
+            "rejected": len({issue.source for issue in issues_from(documents) if issue.rejected}),
             **change_counts(changes),
             "changes": changes_markdown(changes, since=f"`{parent.collection}`" if parent else "an empty index"),
             "issues": issues_listing(issues_from(documents)),
@@ -196,7 +197,7 @@ def milvus_collection(
     """
     ws = workspace.open()
     guard_lineage(context, {"raw_documents": data_version(raw_documents), "chunks": data_version(chunks)})
-    manifest, results = steps.stage(
+    staged = release.stage(
         ws,
         raw_documents,
         chunks,
@@ -206,7 +207,8 @@ def milvus_collection(
         tokens_per_s=_measured_rate(context),
         watch=_watch(context),
     )
-    found = [result for result in results if result.table == "collection"] or recorded_results(manifest)
+    manifest = staged.manifest
+    found = [result for result in staged.results if result.table == "collection"] or recorded_results(manifest)
     return dg.MaterializeResult(
         value=pd.DataFrame([{"collection": manifest.collection, "fingerprint": manifest.fingerprint}]),
         data_version=dg.DataVersion(manifest.fingerprint),
@@ -216,7 +218,7 @@ def milvus_collection(
             "rows": manifest.chunks,
             "documents": manifest.documents,
             "index_type": manifest.index_type,
-            "applied_by": manifest.applied_by if results else "nothing to do",
+            "applied_by": manifest.applied_by if staged.results else "nothing to do",
             "parent": manifest.parent or "none",
             "store": ws.store.description,
             "gate": manifest.gate,
@@ -239,7 +241,7 @@ def promoted_collection(
     """
     ws = workspace.open()
     before = ws.store.alias_target(ws.settings.index.alias)
-    manifest = steps.promote(ws, milvus_collection["collection"].iloc[0], watch=_watch(context))
+    manifest = release.promote(ws, milvus_collection["collection"].iloc[0], watch=_watch(context))
     return dg.MaterializeResult(
         data_version=dg.DataVersion(manifest.fingerprint),
         metadata={

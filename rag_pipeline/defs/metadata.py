@@ -80,7 +80,7 @@ def column_schema(table: pd.DataFrame) -> dg.TableSchema:
 def _described() -> dict[str, str]:
     found = {
         "raw_digest": "SHA-256 of the file as it lies there; blank when it could not be read.",
-        "rejected": "True: the document is not in the index; all other columns but `issues` are blank.",
+        "indexed": "False: the document is not in the index; all other columns but `issues` are blank.",
         "issues": "What a person should mend: line and reason.",
         "embedding_digest": "SHA-256 of the text that was embedded; the key of the embedding cache.",
         "vector": "float32, of length 1.",

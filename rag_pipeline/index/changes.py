@@ -5,8 +5,8 @@ that is there but cannot be read keeps its last good version: nothing is deleted
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -25,6 +25,7 @@ from rag_pipeline.tables import (
 )
 
 _SHOWN = 20
+_KEPT = "The version indexed before is kept until the file can be read again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def read_knowledge(
         folders = ", ".join(str(root.path) for root in roots)
         raise ConfigurationError(f"No Markdown file (*.md, *.markdown) was found in {folders}.")
     documents: dict[str, Document] = {}
-    for file in files:
+    for number, file in enumerate(files):
         if not reparse and raw.get(file.source) == file.digest:
             if file.source in known:
                 documents[file.source] = known[file.source]
@@ -94,6 +95,8 @@ def read_knowledge(
         issues.extend(found)
         if document is not None:
             documents[file.source] = document
+            # The file may have been edited since it was found.
+            files[number] = replace(file, digest=document.digest)
     issues.extend(_keep_unreadable(documents, known, issues))
     return documents_table(documents.values(), files, issues)
 
@@ -102,29 +105,29 @@ def _keep_unreadable(
     documents: dict[str, Document], known: dict[str, Document], issues: Sequence[Issue]
 ) -> list[Issue]:
     """Put the last good version of documents that could not be read into ``documents``; returns a word on each."""
-    unreadable = {issue.source for issue in issues if issue.rejected}
     kept = []
-    for source, document in known.items():
-        if source in documents:
-            continue
-        inside = any(source.startswith(f"{folder.rstrip('/')}/") for folder in unreadable)
-        if source in unreadable or inside:
-            documents[source] = document
-            kept.append(
-                Issue(
-                    source=source,
-                    line=0,
-                    reason="The version indexed before is kept until it can be read.",
-                    rejected=False,
-                )
-            )
+    for source in unreadable_among(known, issues):
+        if source not in documents:
+            documents[source] = known[source]
+            kept.append(Issue(source=source, line=0, reason=_KEPT, rejected=True))
     return kept
 
 
+def unreadable_among(sources: Iterable[str], issues: Sequence[Issue]) -> list[str]:
+    """Those documents that are there but could not be read: themselves, or a folder above them (blank: the root)."""
+    unreadable = {issue.source for issue in issues if issue.rejected}
+    found = []
+    for source in sources:
+        parts = source.split("/")
+        above = {"", *("/".join(parts[:depth]) for depth in range(1, len(parts) + 1))}
+        if above & unreadable:
+            found.append(source)
+    return found
+
+
 def documents_digest(documents: pd.DataFrame) -> str:
-    """Digest of which documents are in the index with which bytes."""
-    indexed = indexed_documents(documents)
-    return digest_of(*(part for row in zip(indexed["source"], indexed["digest"], strict=True) for part in row))
+    """Digest of which documents are in the index with which bytes and category (a root's name can decide it)."""
+    return digest_of(*(part for source, identity in _identities(documents).items() for part in (source, *identity)))
 
 
 def compare(documents: pd.DataFrame, parent: pd.DataFrame | None) -> Changes:
@@ -156,26 +159,79 @@ def _digests(documents: pd.DataFrame) -> dict[str, str]:
     return dict(zip(indexed["source"], indexed["digest"], strict=True))
 
 
-def guard_mass_deletion(changes: Changes, *, before: int, after: int, allowed: bool) -> None:
+def documents_of(sources: Iterable[str]) -> pd.DataFrame:
+    """A documents table that knows no more than which documents there are."""
+    return documents_table((Document(source=source, digest="unknown", text="") for source in sources), (), ())
+
+
+def refuse_unkept(documents: pd.DataFrame, before: pd.DataFrame, *, collection: str) -> None:
+    """Refuse to go on when a document cannot be read and its last good version cannot be had either.
+
+    Raises:
+        RefusedError: There are such documents; the message lists them.
+    """
+    now = set(indexed_documents(documents)["source"])
+    missing = [source for source in before["source"] if source not in now]
+    if lost := unreadable_among(missing, issues_from(documents)):
+        raise RefusedError(
+            f"{len(lost)} documents cannot be read now, and the artefacts of {collection}, which hold their last good "
+            f"version, cannot be read either; nothing was changed. Mend the files or index.artifacts_uri, or take the "
+            f"files away:\n{_listing(lost)}"
+        )
+
+
+def _identities(documents: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    """Digest and category of each document: what decides its chunks, besides its source."""
+    indexed = indexed_documents(documents)
+    pairs = zip(indexed["digest"], indexed["category"], strict=True)
+    return dict(zip(indexed["source"], pairs, strict=True))
+
+
+def guard_mass_deletion(gone: Sequence[str], *, before: int, allowed: bool) -> None:
     """Refuse a change that takes away suspiciously much.
 
     Refused are: nothing left; more than half of the documents gone; more than 10 documents and more than 10 % gone.
-    A renamed document is not gone.
+
+    Args:
+        gone: Documents that would leave the index; a renamed one is not gone.
+        before: How many there were.
+        allowed: Refuse nothing.
 
     Raises:
         RefusedError: The change is that large and not allowed; the message lists the documents.
     """
-    gone = len(changes.removed)
-    if not gone or allowed:
+    many = len(gone) > before / 2 or (len(gone) > 10 and len(gone) > before / 10)
+    if allowed or not gone or not many:
         return
-    if after and gone <= before / 2 and not (gone > 10 and gone > before / 10):
-        return
-    shown = "\n".join(f"  {source}" for source in changes.removed[:_SHOWN])
-    more = f"\n  … and {gone - _SHOWN} more" if gone > _SHOWN else ""
     raise RefusedError(
-        f"{gone} of {before} documents are gone; nothing was changed. If that is meant, pass "
-        f"--allow-mass-deletion (knowledge.allow_mass_deletion) for this run. Gone:\n{shown}{more}"
+        f"{len(gone)} of {before} documents are gone or empty; nothing was changed. If that is meant, pass "
+        f"--allow-mass-deletion (in Dagster: allow_mass_deletion of the resource workspace) for this run. Gone:\n"
+        f"{_listing(gone)}"
     )
+
+
+def guard_roots(names: Sequence[str], documents: pd.DataFrame, before: pd.DataFrame | None) -> None:
+    """Refuse a change that takes away all documents of one of several roots.
+
+    Raises:
+        RefusedError: A root that had documents has none.
+    """
+    if before is None:
+        return
+    for name in names:
+        had, has = (
+            int(indexed_documents(table)["source"].str.startswith(f"{name}/").sum()) for table in (before, documents)
+        )
+        if had and not has:
+            raise RefusedError(
+                f"All {had} documents of the root {name!r} are gone; nothing was changed. If that is meant, pass "
+                "--allow-mass-deletion (in Dagster: allow_mass_deletion of the resource workspace) for this run."
+            )
+
+
+def _listing(sources: Sequence[str]) -> str:
+    shown = "\n".join(f"  {source}" for source in sources[:_SHOWN])
+    return f"{shown}\n  … and {len(sources) - _SHOWN} more" if len(sources) > _SHOWN else shown
 
 
 def chunk_knowledge(
@@ -183,6 +239,7 @@ def chunk_knowledge(
     *,
     tokens: Callable[[], TokenCounter],
     budget: ChunkBudget,
+    recipe: str,
     parent_documents: pd.DataFrame | None = None,
     parent_chunks: pd.DataFrame | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -194,14 +251,14 @@ def chunk_knowledge(
         documents: The documents table.
         tokens: Gives the model's token counter; called only when something must be chunked.
         budget: How large a chunk may become.
+        recipe: See `rag_pipeline.tables.chunks_table`.
         parent_documents: Documents of a version made by the same parser, chunker, budget and tokenizer.
         parent_chunks: Its chunks; those of unchanged documents are taken over.
         progress: Called with documents chunked and documents to chunk.
         timed: Called with each chunked document's source and the wall seconds it took.
     """
-    old = {} if parent_documents is None or parent_chunks is None else _digests(parent_documents)
-    new = _digests(documents)
-    same = {source for source, digest in new.items() if old.get(source) == digest}
+    old = {} if parent_documents is None or parent_chunks is None else _identities(parent_documents)
+    same = {source for source, identity in _identities(documents).items() if old.get(source) == identity}
     todo = [document for document in documents_from(documents) if document.source not in same]
     chunks: list[Chunk] = []
     for number, document in enumerate(todo, start=1):
@@ -212,7 +269,7 @@ def chunk_knowledge(
             timed(document.source, time.monotonic() - start)
         if progress:
             progress(number, len(todo))
-    fresh = chunks_table(chunks)
+    fresh = chunks_table(chunks, recipe=recipe)
     if parent_chunks is None or not same:
         return fresh
     taken = parent_chunks[parent_chunks["source"].isin(same)]

@@ -48,10 +48,10 @@ class Verdict(_Record):
 
 
 class Owner(_Record):
-    """The process that builds, or built, the version."""
+    """Who builds, or built, the version: one writer at a time a state folder, see `Workspace.writing`."""
 
     host: str
-    pid: int
+    state: str
 
 
 class Manifest(_Record):
@@ -60,9 +60,10 @@ class Manifest(_Record):
     Attributes:
         fingerprint: Of all that decides the contents: model, chunker, budget, schema and documents; 64 hex digits.
         state: ``building`` until every row is written and verified, then ``built``.
-        parent: The version that the alias pointed to when this one was planned.
+        parent: The version that the alias pointed to when this one was staged.
         gate: ``none`` while no golden cases exist for the knowledge base.
         artifacts: File name to SHA-256 of its bytes.
+        store: Which store the collection is in, as `MilvusStore.identity` says.
         promoted_at: When the alias first came to this version; blank before.
         left_at: When the alias last left this version; blank while it points here or never did.
         tokens_per_s: How fast this version's texts were embedded; 0 when none had to be.
@@ -84,6 +85,7 @@ class Manifest(_Record):
     chunks: int = 0
     index_type: Literal["FLAT", "HNSW"] = "FLAT"
     created_at: str
+    store: str = ""
     parent: str = ""
     applied_by: Literal["rebuild", "sync"] = "rebuild"
     state: Literal["building", "built"] = "building"
@@ -99,6 +101,11 @@ class Manifest(_Record):
     def lacking(self, required: Iterable[str]) -> list[str]:
         """Names of the required checks without a pass, sorted."""
         return sorted(name for name in required if name not in self.checks or not self.checks[name].passed)
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the ERROR checks that did not pass, sorted."""
+        return sorted(name for name, v in self.checks.items() if v.severity == "error" and not v.passed)
 
     def to_json(self) -> str:
         """One line of JSON; equal manifests give equal text."""

@@ -53,6 +53,11 @@ class MilvusStore:
         """What to call the store in a message."""
         return self._connection.description
 
+    @property
+    def identity(self) -> str:
+        """Which store this is, for artefacts that several stores share."""
+        return self._connection.identity
+
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
         self._connection.close()
@@ -166,6 +171,10 @@ class MilvusStore:
     def seal(self, collection: str) -> None:
         """Flush and load, so that every row is stored and found."""
         self._call("flush", collection, limit_s=self._settings.write_timeout_s)
+        self.load(collection)
+
+    def load(self, collection: str) -> None:
+        """Load, so that the first search finds it ready (a restarted server has nothing loaded)."""
         self._call("load_collection", collection, limit_s=self._settings.write_timeout_s)
 
     def count(self, collection: str) -> int:
@@ -180,6 +189,11 @@ class MilvusStore:
         """All ids with Strong consistency, in the store's order; a stored-twice row gives its id twice."""
         for page in self._pages(collection, ["id"], rows=1000):
             yield from (str(row["id"]) for row in page)
+
+    def sources(self, collection: str) -> set[str]:
+        """The documents that the rows come from, with Strong consistency."""
+        pages = self._pages(collection, ["metadata"], rows=1000)
+        return {str(row["metadata"]["source"]) for page in pages for row in page}
 
     def rows(self, collection: str, *, vectors: bool = False) -> list[dict[str, Any]]:
         """All rows, ordered by id; meant for tests and comparisons."""

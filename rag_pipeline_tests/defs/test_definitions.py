@@ -9,9 +9,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from rag_pipeline.contracts import CHECKS, ERROR
 from rag_pipeline.definitions import defs
 from rag_pipeline.index import lite_server
+from rag_pipeline.verdicts import CHECKS, ERROR
 from rag_pipeline_tests.conftest import PROJECT, write
 from rag_pipeline_tests.defs.conftest import SETTINGS
 

@@ -9,7 +9,7 @@ import dagster as dg
 import pandas as pd
 import pytest
 
-from rag_pipeline import reindex as steps
+from rag_pipeline import steps
 from rag_pipeline.definitions import defs
 from rag_pipeline.index.embedding import Embedder
 from rag_pipeline.reindex import reindex

@@ -13,6 +13,7 @@ from pathlib import Path
 from rag_pipeline import reindex
 from rag_pipeline.index.milvus import MilvusStore
 from rag_pipeline.settings import load_settings
+from rag_pipeline.watch import Watch
 from rag_pipeline.workspace import Workspace
 
 
@@ -23,7 +24,7 @@ def die(*_: object) -> None:
 def main() -> None:
     flags, where = json.loads(sys.argv[1]), sys.argv[2]
     ws = Workspace(load_settings(flags=flags, project_root=Path(flags["state_dir"]).parent))
-    watch = reindex.Watch(at_step=lambda step: die() if step == where else None)
+    watch = Watch(at_step=lambda step: die() if step == where else None)
     if where.startswith("after:"):
         watch.progress = lambda step, _done, _total: die() if step == where.removeprefix("after:") else None
     if where == "moved":

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_pipeline import reindex
+from rag_pipeline import reindex, release
 from rag_pipeline.retrieval.sdk_search import SdkSearch
 from rag_pipeline.workspace import Workspace
 from rag_pipeline_tests.conftest import write
@@ -89,7 +89,7 @@ def test_killed_in_a_step_loses_nothing_and_leaves_nothing(
     assert ws.artifacts.read_promoted("knowledge") == outcome.manifest.collection
     write(knowledge / "cache/another.md", "# Another\n\nText.\n")
     reindex.reindex(ws)
-    reindex.prune(ws)
+    release.prune(ws)
     assert_no_debris(ws)
 
 
@@ -118,6 +118,6 @@ def test_killed_at_random_moments_it_converges_every_time(open_workspace: Open, 
         if trial % 10 == 9:
             reindex.reindex(ws)
             assert any(f"Trial {trial}." in str(row["content"]) for row in rows_of(ws))
-            reindex.prune(ws)
+            release.prune(ws)
             assert_no_debris(ws)
     assert killed >= 30

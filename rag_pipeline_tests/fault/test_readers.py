@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_pipeline import reindex
+from rag_pipeline import reindex, release
 from rag_pipeline.records import Candidate
 from rag_pipeline.retrieval.sdk_search import SdkSearch
 from rag_pipeline.workspace import Workspace
@@ -90,7 +90,7 @@ def test_e5_to_minilm_and_back_never_meets_the_other_models_vectors(
         reindex.reindex(minilm)
         right["minilm"] = expected(minilm)
         time.sleep(20)
-        reindex.rollback(minilm)
+        release.rollback(minilm)
         time.sleep(3)
     seen = [[(hit.id, round(hit.score, 3)) for hit in answer] for answer in answers]
     names = [next((name for name, value in right.items() if value == answer), "mixed") for answer in seen]

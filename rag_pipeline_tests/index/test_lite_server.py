@@ -140,7 +140,7 @@ def test_a_frozen_server_gives_a_typed_error_within_the_limit_and_recovers(folde
     os.kill(pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
-        with pytest.raises(StoreUnavailableError, match="does not answer.*DEADLINE_EXCEEDED"):
+        with pytest.raises(StoreUnavailableError, match=r"does not answer.*DEADLINE_EXCEEDED"):
             nearest(store)
         assert time.monotonic() - began < 10
     finally:

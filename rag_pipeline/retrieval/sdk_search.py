@@ -1,7 +1,7 @@
 """The SDK path: embed the query, search the snapshot's collection with pymilvus, map the hits to candidates."""
 
-from rag_pipeline.errors import StoreUnavailableError
 from rag_pipeline.index.milvus import MilvusStore
+from rag_pipeline.index.milvus_connection import StoreCallError
 from rag_pipeline.records import Candidate
 from rag_pipeline.retrieval.snapshot import Snapshot, SnapshotResolver
 from rag_pipeline.workspace import Workspace
@@ -37,18 +37,13 @@ class SdkSearch:
         """
         if not query.strip():
             return []
-        for attempt in range(_ATTEMPTS):
-            snapshot = self._snapshots.resolve()
+        for _ in range(_ATTEMPTS - 1):
             try:
-                return self._search(snapshot, query, top_k=top_k, category=category)
-            except StoreUnavailableError:
-                raise
-            except Exception:
-                # A version that was dropped under a reader who slept past its grace: look where the alias points now.
-                if attempt + 1 == _ATTEMPTS or self._store.exists(snapshot.manifest.collection):
-                    raise
+                return self._search(self._snapshots.resolve(), query, top_k=top_k, category=category)
+            except StoreCallError:
+                # A version may be dropped under a reader who slept past its grace: look where the alias points now.
                 self._snapshots.forget()
-        raise AssertionError("unreachable")
+        return self._search(self._snapshots.resolve(), query, top_k=top_k, category=category)
 
     def _search(self, snapshot: Snapshot, query: str, *, top_k: int, category: str) -> list[Candidate]:
         vector = snapshot.embedder.embed_query(query)

@@ -95,3 +95,18 @@ def test_e5_to_minilm_and_back_never_meets_the_other_models_vectors(
     seen = [[(hit.id, round(hit.score, 3)) for hit in answer] for answer in answers]
     names = [next((name for name, value in right.items() if value == answer), "mixed") for answer in seen]
     assert [name for name, before in zip(names, ["", *names], strict=False) if name != before] == ["e5", "minilm", "e5"]
+
+
+def test_a_reader_that_slept_while_its_version_was_dropped_finds_the_new_one(
+    open_workspace: Open, knowledge: Path
+) -> None:
+    ws = open_workspace(index__keep_versions=1)
+    old = reindex.reindex(ws).manifest.collection
+    reader = SdkSearch(ws)
+    reader.search("Redis memory", top_k=1)
+    reader._snapshots._resolved_at = float("inf")  # it has just asked, and now sleeps
+    write(knowledge / "cache/new.md", "# New\n\nText.\n")
+    new = reindex.reindex(ws).manifest.collection
+    release.prune(ws)
+    assert ws.store.collections() == [new] != [old]
+    assert reader.search("New", top_k=1)

@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STATE ?= $(CURDIR)/.rag
+# Makes Dagster's home with its configuration when absent, and prints it.
+MAKE_HOME = $(BIN)/python -m rag_pipeline.local_stack "$(STATE)"
 export RAG_STATE_DIR := $(STATE)
 export HF_HUB_OFFLINE := 1
 export GX_ANALYTICS_ENABLED := false
@@ -18,11 +20,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
-	@mkdir -p $(STATE)/dagster
-	@test -f $(STATE)/dagster/dagster.yaml || printf 'telemetry:\n  enabled: false\n' > $(STATE)/dagster/dagster.yaml
 	@echo "== reindex knowledge/ with the Dagster job (log: $(STATE)/demo.log)"
-	@DAGSTER_HOME=$(STATE)/dagster $(BIN)/dagster job execute -m rag_pipeline.definitions -j reindex_job \
-		> $(STATE)/demo.log 2>&1 || (tail -n 40 $(STATE)/demo.log; exit 1)
+	@home="$$($(MAKE_HOME))" && DAGSTER_HOME="$$home" \
+		$(BIN)/dagster job execute -m rag_pipeline.definitions -j reindex_job \
+		> "$(STATE)/demo.log" 2>&1 || (tail -n 40 "$(STATE)/demo.log"; exit 1)
 	@echo "== reindex once more from the command: the same code, nothing left to do"
 	@$(BIN)/rag-pipeline reindex
 	@echo "== status"
@@ -34,8 +35,7 @@ demo: setup
 	@echo "== the asset graph, runs and checks: make dev, then http://127.0.0.1:3000/asset-groups"
 
 dev: setup
-	@mkdir -p $(STATE)/dagster
-	DAGSTER_HOME=$(STATE)/dagster $(BIN)/dagster dev -h 127.0.0.1
+	home="$$($(MAKE_HOME))" && DAGSTER_HOME="$$home" $(BIN)/dagster dev -h 127.0.0.1
 
 test: setup
 	$(BIN)/pytest -n 2 -m "not slow and not fault and not browser and not milvus_server"

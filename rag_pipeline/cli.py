@@ -8,13 +8,14 @@ protect data.
 import json
 import sys
 from collections.abc import Iterable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rag_pipeline.errors import ConfigurationError, RagPipelineError
-from rag_pipeline.settings import Settings, load_settings
+from rag_pipeline.errors import ConfigurationError, RagPipelineError, UnavailableError
+from rag_pipeline.settings import Settings, load_settings, masked
 
 if TYPE_CHECKING:
     from rag_pipeline.workspace import Workspace
@@ -36,15 +37,21 @@ KnowledgeDirs = Annotated[
 ]
 
 
+# For the message on an error of the system that names no path (a full disk).
+_STATE: ContextVar[Path | None] = ContextVar("_STATE", default=None)
+
+
 def _settings(config: Path | None, alias: str | None, state: Path | None, **flags: object) -> Settings:
     named = {name.replace("__", "."): value for name, value in flags.items()}
     roots = named.pop("knowledge.roots", None)
     if isinstance(roots, list) and roots:
         named["knowledge.roots"] = [str(path.absolute()) for path in roots]
         named["knowledge.id"] = ""  # it names the configured roots, not these
-    return load_settings(
+    settings = load_settings(
         config, flags={"index.alias": alias, "state_dir": state.absolute() if state else None, **named}
     )
+    _STATE.set(settings.state)
+    return settings
 
 
 def _workspace(config: Path | None, alias: str | None, state: Path | None, **flags: object) -> "Workspace":
@@ -54,7 +61,7 @@ def _workspace(config: Path | None, alias: str | None, state: Path | None, **fla
 
 
 def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False, indent=None if isinstance(value, dict) and "id" in value else 2))
+    typer.echo(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 def _print_lines(values: Iterable[object]) -> None:
@@ -130,9 +137,9 @@ def rollback(
     config: Config = None,
 ) -> None:
     """Move the alias back to the version before, or to the one named."""
-    from rag_pipeline.reindex import rollback as run
+    from rag_pipeline.release import rollback as run
 
-    manifest = run(_owning_workspace(config, alias, state), to=to)
+    manifest = run(_workspace(config, alias, state), to=to)
     if as_json:
         _print_json({"promoted": manifest.collection, "fingerprint": manifest.fingerprint})
     else:
@@ -142,23 +149,13 @@ def rollback(
 @app.command()
 def prune(*, as_json: Json = False, alias: Alias = None, state: State = None, config: Config = None) -> None:
     """Drop debris of killed runs, and old versions past their grace."""
-    from rag_pipeline.reindex import prune as run
+    from rag_pipeline.release import prune as run
 
-    dropped = run(_owning_workspace(config, alias, state))
+    dropped = run(_workspace(config, alias, state).of_alias())
     if as_json:
         _print_json({"dropped": dropped})
     else:
         typer.echo("\n".join(f"dropped {name}" for name in dropped) or "nothing to drop")
-
-
-def _owning_workspace(config: Path | None, alias: str | None, state: Path | None) -> "Workspace":
-    """The workspace of the knowledge base that the alias holds, whatever roots it was built from."""
-    ws = _workspace(config, alias, state)
-    promoted = ws.versions.promoted()
-    if promoted is not None:
-        ws.knowledge_base_id = promoted.knowledge_base_id
-        del ws.versions
-    return ws
 
 
 @app.command()
@@ -298,12 +295,22 @@ def doctor(*, as_json: Json = False, alias: Alias = None, state: State = None, c
 
 
 def main() -> None:
-    """Run the command; an error of this project becomes one message and its exit code."""
+    """Run the command; an error of this project or of the system becomes one message and its exit code."""
     try:
         app()
     except RagPipelineError as error:
-        print(f"rag-pipeline: {error}", file=sys.stderr)
+        print(f"rag-pipeline: {masked(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"rag-pipeline: {masked(_system_fault(error))}", file=sys.stderr)
+        sys.exit(UnavailableError.exit_code)
+
+
+def _system_fault(error: OSError) -> str:
+    in_the_way = isinstance(error, FileExistsError | NotADirectoryError)
+    reason = "a file is where a folder should be" if in_the_way else error.strerror or type(error).__name__
+    place = error.filename if error.filename is not None else f"state folder {_STATE.get() or 'unknown'}"
+    return f"{place}: {reason}. Check that path, its permissions and the free space, or set another one (--state)."
 
 
 if __name__ == "__main__":

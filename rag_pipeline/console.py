@@ -12,18 +12,20 @@ from pydantic import BaseModel, SecretStr
 
 from rag_pipeline.errors import ConfigurationError
 from rag_pipeline.records import Candidate, Chunk
+from rag_pipeline.settings import masked
 
 if TYPE_CHECKING:
     from rag_pipeline.index.manifest import Manifest
-    from rag_pipeline.reindex import Outcome, Watch
+    from rag_pipeline.reindex import Outcome
+    from rag_pipeline.watch import Watch
     from rag_pipeline.workspace import Workspace
 
 _PREVIEW = 240
 
 
 def note(line: str) -> None:
-    """One line on standard error."""
-    print(safe(line), file=sys.stderr, flush=True)
+    """One line on standard error, passwords in URIs masked."""
+    print(safe(masked(line)), file=sys.stderr, flush=True)
 
 
 def safe(text: str) -> str:
@@ -40,7 +42,7 @@ _BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 @contextmanager
 def watching() -> Iterator["Watch"]:
     """A watch that shows progress bars on a terminal and plain lines elsewhere."""
-    from rag_pipeline.reindex import Watch
+    from rag_pipeline.watch import Watch
 
     if not sys.stderr.isatty():
         yield Watch(say=note)
@@ -110,12 +112,9 @@ def status_record(ws: "Workspace", *, live: bool) -> dict[str, object]:
     """What is promoted and kept, from the manifest copies or (live) from the store."""
     alias = ws.settings.index.alias
     if live:
-        promoted = ws.versions.promoted()
-        if promoted is not None:
-            ws.knowledge_base_id = promoted.knowledge_base_id
-            del ws.versions
+        ws = ws.of_alias()
         manifests = ws.versions.all()
-        name = promoted.collection if promoted else ""
+        name = ws.store.alias_target(alias) or ""
     else:
         name = ws.artifacts.read_promoted(alias)
         manifests = [manifest for manifest in ws.artifacts.manifests() if manifest.alias == alias]
@@ -124,7 +123,7 @@ def status_record(ws: "Workspace", *, live: bool) -> dict[str, object]:
         "alias": alias,
         "promoted": name or None,
         "source": "store" if live else "manifest copies",
-        "store": ws.store.description,
+        "store": masked(ws.store.description),
         "state": str(ws.state),
         "knowledge_base_id": current.knowledge_base_id if current else None,
         "roots": [root.path for root in current.roots] if current else [],
@@ -140,11 +139,10 @@ def status_record(ws: "Workspace", *, live: bool) -> dict[str, object]:
 
 
 def _version_record(manifest: "Manifest", promoted: str) -> dict[str, object]:
-    failed = [name for name, verdict in manifest.checks.items() if not verdict.passed and verdict.severity == "error"]
     standing = (
         "promoted" if manifest.collection == promoted
         else "building" if manifest.state == "building"
-        else f"failed: {', '.join(sorted(failed))}" if failed
+        else f"failed: {', '.join(manifest.failed)}" if manifest.failed
         else "held" if manifest.held
         else "kept" if manifest.promoted_at
         else "staged"
@@ -257,11 +255,11 @@ def read_queries(file: Path) -> list[tuple[str, str]]:
 
 
 def plain(value: object) -> object:
-    """A setting's value as JSON can hold it; secrets are masked."""
+    """A setting's value as JSON can hold it; secrets are masked, also those in a URI."""
     if isinstance(value, SecretStr):
         return "********" if value.get_secret_value() else ""
     if isinstance(value, BaseModel):
         return {name: plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return masked(str(value)) if isinstance(value, str | Path) else value

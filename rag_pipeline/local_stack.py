@@ -1,5 +1,9 @@
-"""The local stack (`up`, `down`), and `doctor`, which says what is wrong with it."""
+"""The local stack (`up`, `down`), and `doctor`, which says what is wrong with it.
 
+``python -m rag_pipeline.local_stack STATE`` makes Dagster's home in a state folder and prints it, for the Makefile.
+"""
+
+import contextlib
 import json
 import os
 import shutil
@@ -12,14 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rag_pipeline.errors import ConfigurationError, RagPipelineError, UnavailableError
+from rag_pipeline.errors import ConfigurationError, RagPipelineError, RefusedError, UnavailableError
 from rag_pipeline.index import lite_server
+from rag_pipeline.settings import CONFIG_VARIABLE, masked
 from rag_pipeline.workspace import Workspace
 
 PARTS = ("milvus", "dagster")
 _DAGSTER_PORT = 3000
 _DAGSTER_LIMIT_S = 120.0
 _FREE_BYTES = 500 * 2**20
+_DAGSTER_YAML = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ def down(ws: Workspace, parts: Sequence[str]) -> Iterator[str]:
 
 def _up_milvus(ws: Workspace) -> str:
     if not ws.store.is_lite:
-        return f"milvus: {ws.store.description}, version {ws.store.check()} (not started by this command)"
+        return f"milvus: {masked(ws.store.description)}, version {ws.store.check()} (not started by this command)"
     lite_server.keep_running(ws.lite_folder, keep=True)
     server = lite_server.attach(ws.lite_folder, idle_s=ws.settings.retrieval.milvus.lite_idle_s)
     return f"milvus: {server.uri}, process {server.pid}"
@@ -63,49 +69,78 @@ def _up_milvus(ws: Workspace) -> str:
 
 def _down_milvus(ws: Workspace) -> str:
     if not ws.store.is_lite:
-        return f"milvus: {ws.store.description} was not started by this command and is left alone"
+        return f"milvus: {masked(ws.store.description)} was not started by this command and is left alone"
     lite_server.keep_running(ws.lite_folder, keep=False)
     server = lite_server.stop(ws.lite_folder)
     return f"milvus: stopped process {server.pid}" if server else "milvus: was not running"
 
 
-def dagster_home(ws: Workspace) -> Path:
-    """Dagster's home in the state folder, made with its configuration when absent."""
-    home = ws.state / "dagster"
+def dagster_home(state: Path) -> Path:
+    """Dagster's home in a state folder, made with its configuration when absent."""
+    home = state / "dagster"
     home.mkdir(parents=True, exist_ok=True)
     config = home / "dagster.yaml"
     if not config.exists():
-        config.write_text("telemetry:\n  enabled: false\n", encoding="utf-8")
+        config.write_text(_DAGSTER_YAML, encoding="utf-8")
     return home
 
 
+def _dagster_workspace(ws: Workspace) -> Path:
+    """The workspace file of `up`; its location has the name that ``workspace.yaml`` and ``pyproject.toml`` give it.
+
+    Dagster keeps the state of a sensor by the name of its location, so that it is the same one under `make dev`.
+    """
+    import yaml
+
+    location = {
+        "module_name": "rag_pipeline.definitions",
+        "working_directory": str(ws.settings.project_root),
+        "location_name": "rag_pipeline",
+    }
+    file = dagster_home(ws.state) / "workspace.yaml"
+    file.write_text(yaml.safe_dump({"load_from": [{"python_module": location}]}, sort_keys=False), encoding="utf-8")
+    return file
+
+
+def _dagster_environment(ws: Workspace) -> dict[str, str]:
+    """The environment in which Dagster reads the settings of this workspace."""
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(dagster_home(ws.state)),
+        "RAG_STATE_DIR": str(ws.state),
+        "RAG_INDEX__ALIAS": ws.settings.index.alias,
+    }
+    if ws.settings.config:
+        environment[CONFIG_VARIABLE] = str(ws.settings.config)
+    return environment
+
+
 def _dagster_address(ws: Workspace) -> Path:
-    return dagster_home(ws) / "webserver.json"
+    return ws.state / "dagster" / "webserver.json"
 
 
 def _up_dagster(ws: Workspace) -> str:
+    import psutil
+
     address = _dagster_address(ws)
     if running := _dagster_process(address):
         return f"dagster: http://127.0.0.1:{running[1]}, process {running[0]}"
     port = _free_port(_DAGSTER_PORT)
-    log = dagster_home(ws) / "webserver.log"
-    environment = {**os.environ, "DAGSTER_HOME": str(dagster_home(ws)), "RAG_STATE_DIR": str(ws.state)}
-    environment["RAG_INDEX__ALIAS"] = ws.settings.index.alias
+    log = dagster_home(ws.state) / "webserver.log"
     with log.open("ab") as out:
         child = subprocess.Popen(
             [
-                sys.executable, "-m", "dagster", "dev", "-m", "rag_pipeline.definitions", "-h", "127.0.0.1",
+                sys.executable, "-m", "dagster", "dev", "-w", str(_dagster_workspace(ws)), "-h", "127.0.0.1",
                 "-p", str(port),
             ],
             stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-            cwd=ws.settings.project_root, env=environment,
+            cwd=ws.settings.project_root, env=_dagster_environment(ws),
         )  # fmt: skip
-    import psutil
-
-    address.write_text(
-        json.dumps({"pid": child.pid, "created": psutil.Process(child.pid).create_time(), "port": port}),
-        encoding="utf-8",
-    )
+    try:
+        created = psutil.Process(child.pid).create_time()
+    except psutil.Error:
+        raise UnavailableError(f"Dagster ended as soon as it was started; its log is {log}.") from None
+    address.write_text(json.dumps({"pid": child.pid, "created": created, "port": port}), encoding="utf-8")
     deadline = time.monotonic() + _DAGSTER_LIMIT_S
     while time.monotonic() < deadline and child.poll() is None:
         with socket.socket() as probe:
@@ -113,8 +148,10 @@ def _up_dagster(ws: Workspace) -> str:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return f"dagster: http://127.0.0.1:{port}, process {child.pid}"
         time.sleep(0.3)
+    ended = child.poll()
     _down_dagster(ws)
-    raise UnavailableError(f"Dagster did not start on port {port}; its log is {log}.")
+    how = f"did not serve within {_DAGSTER_LIMIT_S:.0f} s" if ended is None else f"ended with exit code {ended}"
+    raise UnavailableError(f"Dagster was started on port {port} and {how}; its log is {log}.")
 
 
 def _down_dagster(ws: Workspace) -> str:
@@ -125,13 +162,15 @@ def _down_dagster(ws: Workspace) -> str:
     address.unlink(missing_ok=True)
     if running is None:
         return "dagster: was not running"
-    family = psutil.Process(running[0])
-    members = [*family.children(recursive=True), family]
-    family.send_signal(signal.SIGINT)
-    _, alive = psutil.wait_procs(members, timeout=20)
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=5)
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may end by itself meanwhile
+        family = psutil.Process(running[0])
+        members = [*family.children(recursive=True), family]
+        family.send_signal(signal.SIGINT)
+        _, alive = psutil.wait_procs(members, timeout=20)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=5)
     return f"dagster: stopped process {running[0]}"
 
 
@@ -166,6 +205,7 @@ def diagnose(ws: Workspace) -> list[Finding]:
     looks: tuple[tuple[str, Callable[[Workspace], str]], ...] = (
         ("versions", _versions),
         ("state folder", _state_folder),
+        ("locks", _locks),
         ("knowledge", _knowledge),
         ("model", _model),
         ("store", _store),
@@ -174,9 +214,9 @@ def diagnose(ws: Workspace) -> list[Finding]:
     findings = []
     for name, look in looks:
         try:
-            findings.append(Finding(name, ok=True, text=look(ws)))
+            findings.append(Finding(name, ok=True, text=masked(look(ws))))
         except (RagPipelineError, OSError) as error:
-            findings.append(Finding(name, ok=False, text=str(error)))
+            findings.append(Finding(name, ok=False, text=masked(str(error))))
     return findings
 
 
@@ -207,6 +247,19 @@ def _state_folder(ws: Workspace) -> str:
     return f"{ws.state}, writable, {free / 2**30:.1f} GiB free"
 
 
+def _locks(ws: Workspace) -> str:
+    try:
+        with ws.writing():
+            writer = f"nobody holds the write lock of the alias {ws.settings.index.alias!r}"
+    except RefusedError as error:
+        writer = f"{error} If it hangs, end that process: readers keep the promoted version, the next run cleans up."
+    if not ws.store.is_lite:
+        return writer
+    if server := lite_server.running(ws.lite_folder):
+        return f"{writer}; process {server.pid} serves Milvus Lite; `rag-pipeline down milvus` stops it if it hangs"
+    return f"{writer}; no process serves Milvus Lite, the next command that needs it starts one"
+
+
 def _knowledge(ws: Workspace) -> str:
     from rag_pipeline.ingest.documents import discover
 
@@ -233,8 +286,11 @@ def _promoted(ws: Workspace) -> str:
     manifest = ws.versions.promoted()
     if manifest is None:
         raise UnavailableError("Nothing is promoted yet; run `rag-pipeline reindex`.")
-    for name in manifest.artifacts:
-        ws.artifacts.read(manifest, name)
+    if not ws.artifacts.intact(manifest):
+        raise UnavailableError(
+            f"The artefacts of {manifest.collection} are not what was published with it. Run "
+            "`rag-pipeline reindex --full`; it publishes them again from Markdown and cached vectors."
+        )
     rows = ws.store.count(manifest.collection)
     if rows != manifest.chunks:
         raise UnavailableError(
@@ -242,3 +298,7 @@ def _promoted(ws: Workspace) -> str:
             "Run `rag-pipeline reindex --full`; it rebuilds from Markdown and cached vectors."
         )
     return f"{manifest.collection}, {rows} rows, {len(manifest.artifacts)} artefacts intact"
+
+
+if __name__ == "__main__":
+    print(dagster_home(Path(sys.argv[1]).absolute()))

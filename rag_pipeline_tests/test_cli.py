@@ -192,6 +192,59 @@ def test_a_fault_is_one_message_with_its_exit_code(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environment", "codes", "said"),
+    [
+        (["--state", "FILE"], {}, (3,), "/FILE"),
+        (["--state", "FILE/below"], {}, (3,), "/FILE"),
+        (["--knowledge", "x" * 5000], {}, (2,), "File name too long"),
+        ([], {"RAG_INDEX__ARTIFACTS_URI": "foo://x"}, (2,), "index.artifacts_uri from environment"),
+        ([], {"RAG_INDEX__ARTIFACTS_URI": "s3://key:hunter2@bucket/x"}, (2, 3), "index.artifacts_uri"),
+        ([], {"RAG_INDEX__ARTIFACTS_URI": "FILE/below"}, (2, 3), "/FILE"),
+        ([], {"RAG_CONFIG": "absent.toml"}, (2,), "named by RAG_CONFIG"),
+        ([], {"RAG_INDEX__TAKE_OVER": "1"}, (2,), "--take-over"),
+    ],
+    ids=["state is a file", "state below a file", "long name", "foo", "s3", "artefacts below a file", "config", "once"],
+)
+def test_a_place_that_cannot_be_used_is_one_message(
+    project: Path, tmp_path: Path, stop_lite: Callable[[Path], None],
+    arguments: list[str], environment: dict[str, str], codes: tuple[int, ...], said: str,
+) -> None:  # fmt: skip
+    stop_lite(tmp_path / "state/milvus")
+    write(tmp_path / "FILE", "in the way")
+    arguments = [item.replace("FILE", str(tmp_path / "FILE")) for item in arguments]
+    environment = {name: value.replace("FILE", str(tmp_path / "FILE")) for name, value in environment.items()}
+    if "--state" not in arguments:
+        arguments += ["--state", str(tmp_path / "state")]
+    done = run_in(project, "reindex", *arguments, **environment)
+    assert (done.returncode in codes, done.stdout) == (True, ""), done.stderr
+    assert done.stderr.count("rag-pipeline: ") == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hunter2" not in done.stderr
+
+
+def test_a_full_disk_is_one_message_with_the_state_folder(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, live: bool) -> object:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rag_pipeline.console.status_record", full)
+    done = run_in(project, "status", "--state", str(tmp_path / "state"))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"rag-pipeline: state folder {tmp_path / 'state'}: No space left on device. ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_command_shows_the_password_of_a_uri(project: Path) -> None:
+    uri = {"RAG_RETRIEVAL__MILVUS__URI": "http://root:hunter2@127.0.0.1:9"}
+    for command in (["settings"], ["settings", "--json"], ["status"], ["search", "x"], ["doctor"]):
+        done = run_in(project, *command, **uri, RAG_RETRIEVAL__MILVUS__TIMEOUT_S="1")
+        assert "hunter2" not in done.stdout + done.stderr
+        assert "127.0.0.1:9" in done.stdout + done.stderr
+
+
 def test_a_broken_queries_line_is_named(project: Path, tmp_path: Path) -> None:
     write(tmp_path / "q.jsonl", '{"id": "a", "query": "x"}\n{"id": "b"}\n')
     done = run_in(project, "search", "--queries", str(tmp_path / "q.jsonl"))
@@ -238,6 +291,115 @@ def test_doctor_says_what_to_do(project: Path, tmp_path: Path) -> None:
     sick = run_in(project, "doctor", "--state", str(tmp_path / "new"), RAG_RETRIEVAL__MILVUS__URI="http://127.0.0.1:9")
     assert sick.returncode == 3
     assert "FAIL  store: Milvus at http://127.0.0.1:9 does not answer" in sick.stdout
+
+
+def test_doctor_says_who_holds_the_locks(project: Path) -> None:
+    def locks() -> str:
+        found = json.loads(run_in(project, "doctor", "--json").stdout)
+        return str(next(item["text"] for item in found if item["name"] == "locks"))
+
+    run_in(project, "status", "--live")
+    assert "nobody holds the write lock of the alias 'knowledge'" in locks()
+    assert f"process {lite_server.running(project / '.rag/milvus').pid} serves Milvus Lite" in locks()
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from rag_pipeline.settings import load_settings; from rag_pipeline.workspace import Workspace\n"
+        "with Workspace(load_settings(project_root=Path(sys.argv[1]))).writing(): print('held', flush=True); input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, project], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        said = locks()
+        holder.communicate("\n")
+    assert f"Process {holder.pid} (" in said
+    assert "If it hangs, end that process" in said
+    lite_server.stop(project / ".rag/milvus")
+    assert "no process serves Milvus Lite" in locks()
+
+
+def test_dagster_is_started_with_these_settings_and_the_name_of_the_project(project: Path, tmp_path: Path) -> None:
+    import tomllib
+
+    import yaml
+
+    from rag_pipeline import local_stack
+    from rag_pipeline.settings import load_settings
+    from rag_pipeline.workspace import Workspace
+
+    write(tmp_path / "own.toml", "")
+    ws = Workspace(load_settings(tmp_path / "own.toml", flags={"state_dir": tmp_path / "s", "index.alias": "own"}))
+    environment = local_stack._dagster_environment(ws)
+    home = tmp_path / "s/dagster"
+    assert {name: environment.get(name) for name in ("DAGSTER_HOME", "RAG_CONFIG", "RAG_STATE_DIR")} == {
+        "DAGSTER_HOME": str(home), "RAG_CONFIG": str(tmp_path / "own.toml"), "RAG_STATE_DIR": str(tmp_path / "s"),
+    }  # fmt: skip
+    assert environment["RAG_INDEX__ALIAS"] == "own"
+    assert "RAG_CONFIG" not in local_stack._dagster_environment(Workspace(load_settings(project_root=tmp_path)))
+    (location,) = yaml.safe_load(local_stack._dagster_workspace(ws).read_text())["load_from"]
+    (shipped,) = yaml.safe_load((PROJECT / "workspace.yaml").read_text())["load_from"]
+    names = {location["python_module"]["location_name"], shipped["python_module"]["location_name"]}
+    names.add(tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["dagster"]["code_location_name"])
+    assert names == {"rag_pipeline"}
+    assert location["python_module"]["working_directory"] == str(tmp_path)
+    assert yaml.safe_load((home / "dagster.yaml").read_text()) == {
+        "telemetry": {"enabled": False},
+        "nux": {"enabled": False},
+    }
+
+
+def test_the_makefile_gets_the_home_of_dagster_from_the_same_function(tmp_path: Path) -> None:
+    module = [sys.executable, "-m", "rag_pipeline.local_stack"]
+    for _ in range(2):
+        done = subprocess.run([*module, tmp_path / "s"], capture_output=True, text=True, check=True)
+        assert done.stdout == f"{tmp_path / 's/dagster'}\n"
+        write(tmp_path / "s/dagster/dagster.yaml", "telemetry:\n  enabled: true\n")
+    assert "enabled: true" in (tmp_path / "s/dagster/dagster.yaml").read_text()
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
+    assert "dagster.yaml" not in makefile
+    assert "-m rag_pipeline.local_stack" in makefile
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["a zombie", "reaped already"])
+def test_a_dagster_that_ends_at_once_is_named_with_its_log(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    monkeypatch.setattr("rag_pipeline.local_stack.sys.executable", "/bin/false")
+    if gone:
+
+        def no_such(pid: int) -> object:
+            raise psutil.NoSuchProcess(pid)
+
+        monkeypatch.setattr(psutil, "Process", no_such)
+    done = run_in(project, "up", "dagster", "--state", str(tmp_path / "s"))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert re.search(r"^rag-pipeline: Dagster .*ended.*dagster/webserver\.log\.$", done.stderr)
+    monkeypatch.undo()
+    assert "was not running" in run_in(project, "down", "dagster", "--state", str(tmp_path / "s")).stdout
+
+
+@pytest.mark.slow
+def test_up_dagster_serves_the_location_of_the_project(project: Path) -> None:
+    import urllib.request
+
+    started = run_in(project, "up", "dagster", "--config", "rag_pipeline.toml")
+    try:
+        address = re.search(r"http://\S+(?=,)", started.stdout)
+        assert address, started.stderr
+        query = (
+            "{workspaceOrError {... on Workspace {locationEntries {name loadStatus locationOrLoadError {__typename}}}}}"
+        )
+        request = urllib.request.Request(
+            f"{address[0]}/graphql", json.dumps({"query": query}).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            (entry,) = json.load(answer)["data"]["workspaceOrError"]["locationEntries"]
+        assert entry["name"] == "rag_pipeline"
+        assert entry["locationOrLoadError"]["__typename"] == "RepositoryLocation"
+    finally:
+        stopped = run_in(project, "down", "dagster")
+    assert "dagster: stopped process" in stopped.stdout
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["status"], ["reindex", "--help"]])

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_pipeline import reindex
+from rag_pipeline import reindex, release
 from rag_pipeline.errors import RefusedError
 from rag_pipeline.retrieval.sdk_search import SdkSearch
+from rag_pipeline.watch import Watch
 from rag_pipeline.workspace import Workspace
 from rag_pipeline_tests.conftest import write
 
@@ -91,12 +92,12 @@ def test_rollback_takes_under_five_seconds_and_can_be_undone(ws: Workspace, know
     add(knowledge)
     second = reindex.reindex(ws).manifest
     began = time.monotonic()
-    assert reindex.rollback(ws).collection == first.collection
+    assert release.rollback(ws).collection == first.collection
     assert time.monotonic() - began < 5.0
     assert ws.store.alias_target(ws.settings.index.alias) == first.collection
     with pytest.raises(RefusedError, match="rolled back"):
         reindex.reindex(ws)
-    assert reindex.rollback(ws, to=second.collection).collection == second.collection
+    assert release.rollback(ws, to=second.collection).collection == second.collection
     assert reindex.reindex(ws).result == "unchanged"
     with pytest.raises(RefusedError, match="points to"):
         ws.store.drop(second.collection)
@@ -111,7 +112,7 @@ def test_debris_of_a_killed_run_is_pruned(ws: Workspace, knowledge: Path) -> Non
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reindex.reindex(ws, watch=reindex.Watch(at_step=die))
+        reindex.reindex(ws, watch=Watch(at_step=die))
     (debris,) = [manifest.collection for manifest in ws.versions.all() if manifest.state == "building"]
     assert ws.versions.promoted().collection == first.collection
     assert reindex.reindex(ws).pruned == (debris,)

@@ -26,14 +26,26 @@ KNOWLEDGE = {
     "chunks": (
         ["raw_documents"],
         ["markdown", "pandas"],
-        ["chunk_content_present", "chunk_ids_unique", "chunk_tokens_within_limit", "documents_have_chunks"],
+        [
+            "chunk_content_present",
+            "chunk_ids_unique",
+            "chunk_tokens_within_limit",
+            "chunks_present",
+            "documents_have_chunks",
+        ],
         ["chunk_breadcrumbs_present"],
     ),
     "knowledge_index": (["chunks", "raw_documents"], ["pandas"], [], []),
     "breadcrumb_embeddings": (
         ["chunks"],
         ["huggingface", "pandas"],
-        ["embedding_dimension", "embeddings_complete", "embeddings_finite", "embeddings_unit_norm"],
+        [
+            "embedding_dimension",
+            "embeddings_complete",
+            "embeddings_current",
+            "embeddings_finite",
+            "embeddings_unit_norm",
+        ],
         ["embeddings_distinct"],
     ),
     "milvus_collection": (

@@ -198,8 +198,8 @@ def test_many_documents_gone_stop_the_run_unless_allowed(spare: Project) -> None
     refused = spare.run()
 
     assert not refused.success
-    assert "5 of 8 documents are gone; nothing was changed." in refused.reason
-    assert "knowledge.allow_mass_deletion" in refused.reason
+    assert "5 of 8 documents are gone or empty; nothing was changed." in refused.reason
+    assert "allow_mass_deletion of the resource workspace" in refused.reason
     assert "  cache/redis-4.md" in refused.reason
     assert not refused.metadata
     assert spare.promoted() == before

@@ -88,11 +88,8 @@ def attach(folder: Path, *, idle_s: float) -> LiteServer:
 
 def running(folder: Path) -> LiteServer | None:
     """The server that serves ``folder`` now, without starting one."""
-    try:
-        server = LiteServer(**json.loads((folder / "server.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-    if not _lives(server):
+    server = _recorded(folder)
+    if server is None:
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
@@ -112,11 +109,8 @@ def stop(folder: Path, *, limit_s: float = 15.0) -> LiteServer | None:
     """
     import psutil
 
-    try:
-        server = LiteServer(**json.loads((folder / "server.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-    if not _lives(server):
+    server = _recorded(folder)
+    if server is None:
         return None
     process = psutil.Process(server.pid)
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -146,6 +140,15 @@ def _hold_users_lock(folder: Path) -> None:
         # Blocks only while a server that found itself idle is on its way out.
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         _attached[folder] = descriptor
+
+
+def _recorded(folder: Path) -> LiteServer | None:
+    """The server that ``server.json`` names, if that very process still lives."""
+    try:
+        server = LiteServer(**json.loads((folder / "server.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return server if _lives(server) else None
 
 
 def _lives(server: LiteServer) -> bool:

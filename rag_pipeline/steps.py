@@ -18,6 +18,7 @@ from rag_pipeline.index.embedding import embed_texts, embedding_digest
 from rag_pipeline.index.embedding_cache import EmbeddingCache
 from rag_pipeline.index.manifest import SCHEMA_VERSION, Manifest, RootEntry, digest_of
 from rag_pipeline.ingest.chunking import CHUNKER_VERSION
+from rag_pipeline.ingest.documents import discover
 from rag_pipeline.ingest.knowledge_index import KNOWLEDGE_INDEX_VERSION, build_knowledge_index
 from rag_pipeline.tables import embeddings_table, from_parquet, indexed_documents, issues_from, issues_table
 from rag_pipeline.verdicts import CheckResult
@@ -89,6 +90,8 @@ def read_documents(ws: Workspace, *, full: bool = False, watch: Watch | None = N
     watch = watch or Watch()
     settings = ws.settings.knowledge
     with watch.step("read"):
+        if not ws.has_store:
+            discover(ws.roots, max_bytes=settings.max_file_bytes)  # a wrong folder is told before a store is made
         target = ws.versions.own_target(take_over=ws.settings.index.take_over)
         parent = target[1] if target else None
         before = parent_table(ws, parent, DOCUMENTS)

@@ -82,6 +82,11 @@ class Workspace:
 
         return MilvusStore(self.settings.retrieval.milvus, lite_folder=self.lite_folder)
 
+    @property
+    def has_store(self) -> bool:
+        """Whether there is a store to read; a reader must not make one (a mistyped state folder, say)."""
+        return not self.store.is_lite or (self.lite_folder / "lite.db").exists()
+
     @cached_property
     def artifacts(self) -> "ArtifactStore":
         """The artefacts of all versions."""

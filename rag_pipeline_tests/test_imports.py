@@ -82,3 +82,20 @@ def test_no_pure_module_pulls_in_dagster_or_a_heavy_library(module: str) -> None
     script += "'great_expectations', 'pymilvus', 'matplotlib', 'langchain_milvus'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_nothing_that_is_made_is_tracked() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", ".venv", ".rag"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    assert tracked.stdout == ""
+
+
+def test_the_python_example_of_the_readme_names_what_exists() -> None:
+    readme = (PROJECT / "README.md").read_text(encoding="utf-8")
+    example = readme.split("```python\n")[1].split("```")[0]
+    imports = "\n".join(line for line in example.splitlines() if line.startswith("from "))
+    ast.parse(example)
+    exec(imports, {})

@@ -419,11 +419,12 @@ def sources_after(ws: Workspace) -> set[str]:
 
 
 def test_no_markdown_at_all_is_wrong_usage(open_workspace: Open, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="absent"):
+        reindex.reindex(open_workspace(knowledge__roots=[str(tmp_path / "absent")]))
+    assert not (tmp_path / "state/milvus").exists()
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ConfigurationError, match="No Markdown file"):
         reindex.reindex(open_workspace(knowledge__roots=[str(tmp_path / "nothing")]))
-    with pytest.raises(ConfigurationError, match="absent"):
-        reindex.reindex(open_workspace(knowledge__roots=[str(tmp_path / "absent")]))
 
 
 def test_another_knowledge_base_does_not_get_the_alias_without_take_over(open_workspace: Open, tmp_path: Path) -> None:
@@ -563,8 +564,13 @@ def test_a_manifest_of_a_later_schema_is_reindex_needed_and_is_built_beside(open
 
 
 def test_a_search_without_a_promoted_version_says_reindex_needed(open_workspace: Open) -> None:
+    ws = open_workspace()
+    with pytest.raises(StoreUnavailableError, match="There is no index in the state folder"):
+        SdkSearch(ws).search("anything", top_k=1)
+    assert not ws.state.exists()  # a reader makes nothing
+    ws.store.check()
     with pytest.raises(StoreUnavailableError, match=r"No version is promoted.*reindex needed"):
-        SdkSearch(open_workspace()).search("anything", top_k=1)
+        SdkSearch(ws).search("anything", top_k=1)
 
 
 def test_an_empty_query_finds_nothing(open_workspace: Open) -> None:

@@ -77,8 +77,9 @@ class Versions:
         if not take_over:
             raise RefusedError(
                 f"The alias {self.alias!r} points to {target}, which holds another knowledge base "
-                f"({owner or 'not made by this project'}; this one is {self.knowledge_base_id}). Set index.alias "
-                "(--alias) to a name of your own, or pass --take-over to replace it."
+                f"({owner or 'not made by this project'}{_built_from(text)}; this one is {self.knowledge_base_id}). "
+                "Pass its folders with --knowledge if you meant that one, set index.alias (--alias) to a name of your "
+                "own, or pass --take-over to replace it."
             )
         return None
 
@@ -243,6 +244,11 @@ def _parsed(collection: str, text: str) -> Manifest | None:
         return Manifest.from_json(text, where=_where(collection))
     except StoreUnavailableError:
         return None
+
+
+def _built_from(manifest: str) -> str:
+    parsed = _parsed("it", manifest)
+    return f", built from {', '.join(root.path for root in parsed.roots)}" if parsed and parsed.roots else ""
 
 
 def _knowledge_base_of(manifest: str) -> str:

@@ -61,6 +61,10 @@ class SnapshotResolver:
     def _resolve(self) -> Snapshot:
         ws = self._ws
         alias = ws.settings.index.alias
+        if not ws.has_store:
+            raise StoreUnavailableError(
+                f"There is no index in the state folder {ws.state}. Run `rag-pipeline reindex`, or set --state."
+            )
         target = ws.store.alias_target(alias)
         if target is None:
             raise StoreUnavailableError(

@@ -31,7 +31,7 @@ def test_from_a_failed_check_to_a_promoted_version(tmp_path: Path, tiny_models: 
         text = pages.open("/assets/raw_documents?view=checks&checkDetail=documents_present", expect="Checks (4)")
         assert "documents_present" in text
         pages.wait_for("This is a blocking asset check.")
-        pages.wait_for("No document was found. Check knowledge.roots")
+        pages.wait_for("Every file was rejected")
         pages.wait_for("Failed")
         pages.shoot("failed_check")
         pages.open(f"/runs/{dagster.run_number(1)}", expect="documents_present")
@@ -46,7 +46,7 @@ def test_from_a_failed_check_to_a_promoted_version(tmp_path: Path, tiny_models: 
         assert all(asset in text for asset in ASSETS)
         pages.click("Materialize all")
         assert dagster.end_of(dagster.run_number(2)) == "SUCCESS"
-        text = pages.open(GRAPH, expect="5 / 5 Passed")
+        text = pages.open(GRAPH, expect="6 / 6 Passed")
         assert "2 / 2 Passed" in text
         pages.shoot("asset_graph")
 

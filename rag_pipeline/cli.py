@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rag_pipeline.errors import ConfigurationError, RagPipelineError, UnavailableError
-from rag_pipeline.settings import Settings, load_settings, masked
+from rag_pipeline.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from rag_pipeline.workspace import Workspace
@@ -301,11 +301,16 @@ def main() -> None:
     try:
         app()
     except RagPipelineError as error:
-        print(f"rag-pipeline: {masked(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
     except OSError as error:
-        print(f"rag-pipeline: {masked(_system_fault(error))}", file=sys.stderr)
-        sys.exit(UnavailableError.exit_code)
+        _fail(_system_fault(error), UnavailableError.exit_code)
+
+
+def _fail(message: str, exit_code: int) -> None:
+    from rag_pipeline import console
+
+    console.note(f"rag-pipeline: {message}")
+    sys.exit(exit_code)
 
 
 def _system_fault(error: OSError) -> str:

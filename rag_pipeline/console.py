@@ -237,7 +237,7 @@ def read_queries(file: Path) -> list[tuple[str, str]]:
         ConfigurationError: The file cannot be read, or a line has no such fields; the message names the line.
     """
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The queries file {file} cannot be read: {error}.") from None
     found = []

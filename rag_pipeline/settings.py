@@ -79,6 +79,8 @@ class KnowledgeSettings(_Group):
     def _paths_or_tables(cls, value: object) -> object:
         if isinstance(value, str):
             value = value.split(os.pathsep)
+        if isinstance(value, list | tuple) and not all(str(item).strip() for item in value or [""]):
+            raise ValueError("names no folder")
         if isinstance(value, list | tuple):
             return tuple({"path": item} if isinstance(item, str | Path) else item for item in value)
         return value

@@ -781,3 +781,33 @@ def test_another_set_of_roots_gives_what_a_rebuild_gives(open_workspace: Open, t
     ws = open_workspace(**two)
     assert reindex.reindex(ws).result == "promoted"
     assert {row["category"] for row in contents(ws)} == {"b"}
+
+
+def test_a_rollback_that_was_killed_after_the_move_goes_no_further_when_asked_again(
+    open_workspace: Open, knowledge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ws = open_workspace(index__keep_versions=3)
+    names = []
+    for number in range(3):
+        write(knowledge / f"cache/{number}.md", f"# {number}\n\nText.\n")
+        names.append(reindex.reindex(ws).manifest.collection)
+    move = ws.store.point_alias
+
+    def die(alias: str, collection: str) -> None:
+        move(alias, collection)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ws.store, "point_alias", die)
+    with pytest.raises(KeyboardInterrupt):
+        release.rollback(ws)
+    monkeypatch.undo()
+    assert release.rollback(ws).collection == names[1]
+    assert ws.artifacts.read_promoted("knowledge") == names[1]
+    assert release.rollback(ws).collection == names[0]
+
+
+def test_a_query_that_is_no_unicode_is_answered(open_workspace: Open) -> None:
+    ws = open_workspace()
+    reindex.reindex(ws)
+    assert SdkSearch(ws).search("Redis \udcc4 memory", top_k=1)
+    assert SdkSearch(ws).search("Redis", top_k=1, category="\udcff") == []

@@ -148,7 +148,8 @@ def _recorded(folder: Path) -> LiteServer | None:
         server = LiteServer(**json.loads((folder / "server.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    return server if _lives(server) else None
+    sound = type(server.pid) is int and server.pid > 0 and isinstance(server.socket, str)
+    return server if sound and isinstance(server.created, float) and _lives(server) else None
 
 
 def _lives(server: LiteServer) -> bool:

@@ -4,7 +4,6 @@ Every failure is a `StoreUnavailableError` or a `StoreCallError`, within the cal
 squared distance: 0 to 4 between unit vectors.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -252,9 +251,12 @@ class MilvusStore:
 def literal(text: str) -> str:
     r"""``text`` as a string literal of a Milvus filter.
 
-    Milvus Lite and servers before 2.4 refuse filter templates and ``\uXXXX`` escapes: so JSON quoting, characters kept.
+    Milvus Lite and servers before 2.4 refuse filter templates and ``\uXXXX`` escapes: so quotes, backslashes and line
+    ends are escaped, and every other character stays as it is.
     """
-    return json.dumps(text, ensure_ascii=False)
+    for sign, escaped in (("\\", r"\\"), ('"', r"\""), ("\n", r"\n"), ("\r", r"\r"), ("\t", r"\t")):
+        text = text.replace(sign, escaped)
+    return f'"{text}"'
 
 
 def _check_manifest(manifest: str) -> None:

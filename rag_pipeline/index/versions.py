@@ -184,6 +184,8 @@ class Versions:
         if current is None:
             raise RefusedError(f"The alias {self.alias!r} points nowhere, so there is nothing to roll back.")
         required = list(required)
+        if not to and (moved := self._finish_rollback(current)):
+            return moved
         complete = [m for m in self.all() if m.state == "built" and not m.lacking(required)]
         served = [m for m in complete if m.left_at and not m.held and m.collection != current]
         if to:
@@ -202,8 +204,18 @@ class Versions:
                 f"{target.collection} has lost its artefacts, so no reader could use it. Check index.artifacts_uri, "
                 "or run `rag-pipeline reindex`."
             )
-        backward = target.collection < current
+        # Going on to a version that was held, or never served, is no step back.
+        backward = bool(target.left_at and not target.held)
         return self._move_alias(target, held=f"it was rolled back at {now_text()}" if backward else "")
+
+    def _finish_rollback(self, current: str) -> Manifest | None:
+        """Finish a rollback that was killed right after it moved the alias; asked for again, it must not go on."""
+        copy = self.artifacts.read_promoted(self.alias)
+        left = next((manifest for manifest in self.all() if manifest.collection == copy), None)
+        if copy == current or left is None or not left.held:
+            return None
+        self.reconcile()
+        return self.read(current)
 
     def _move_alias(self, manifest: Manifest, *, held: str = "") -> Manifest:
         """Move the alias, loaded first; ``held`` goes to the version that is left."""
@@ -227,6 +239,7 @@ class Versions:
         serving = _serving(manifest, at=now_text())
         if serving != manifest:
             self.record(serving)
+        self.artifacts.write_manifest(serving)
         self.artifacts.write_promoted(self.alias, manifest.collection)
 
 

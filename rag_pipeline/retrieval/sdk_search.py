@@ -35,6 +35,8 @@ class SdkSearch:
             StoreUnavailableError: The store does not answer, or has no promoted version that can be read.
             ModelUnavailableError: The version's model is not on this machine.
         """
+        # A query may come from anywhere; half a surrogate pair is no text that a tokenizer or a store takes.
+        query, category = (text.encode("utf-8", "replace").decode() for text in (query, category))
         if not query.strip():
             return []
         for _ in range(_ATTEMPTS - 1):

@@ -123,6 +123,8 @@ def test_searches_in_flight_while_the_server_dies_get_right_answers(folder: Path
             id="living process without socket",
         ),
         pytest.param(lambda: {"pid": "x"}, id="broken"),
+        pytest.param(lambda: {"pid": -5, "created": 1.0, "socket": "x"}, id="no pid"),
+        pytest.param(lambda: {"pid": os.getpid(), "created": None, "socket": "x"}, id="no time"),
     ],
 )
 def test_a_stale_address_leads_to_a_new_server(folder: Path, address: Callable[[], dict[str, object]]) -> None:

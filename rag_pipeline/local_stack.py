@@ -176,16 +176,12 @@ def _down_dagster(ws: Workspace) -> str:
 
 def _dagster_process(address: Path) -> tuple[int, int] | None:
     """Pid and port of the web server that `up` started, if that very process still lives."""
-    import psutil
-
     try:
         values = json.loads(address.read_text(encoding="utf-8"))
-        process = psutil.Process(values["pid"])
-        if abs(process.create_time() - values["created"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE:
-            return values["pid"], values["port"]
-    except (OSError, ValueError, KeyError, psutil.Error):
-        pass
-    return None
+        pid, created, port = values["pid"], values["created"], values["port"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (pid, port) if lite_server.process_lives(pid, created) else None
 
 
 def _free_port(wanted: int) -> int:

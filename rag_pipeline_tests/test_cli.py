@@ -478,3 +478,10 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+@pytest.mark.parametrize("address", ['{"pid": -5, "created": 1.0, "port": 1}', '{"pid": "a"}', "[]", "{garbled"])
+def test_a_garbled_address_of_the_web_server_names_no_process(project: Path, address: str) -> None:
+    write(project / ".rag/dagster/webserver.json", address)
+    done = run_in(project, "down", "dagster")
+    assert (done.returncode, done.stdout) == (0, "dagster: was not running\n")

@@ -148,16 +148,23 @@ def _recorded(folder: Path) -> LiteServer | None:
         server = LiteServer(**json.loads((folder / "server.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    sound = type(server.pid) is int and server.pid > 0 and isinstance(server.socket, str)
-    return server if sound and isinstance(server.created, float) and _lives(server) else None
+    return server if process_lives(server.pid, server.created) and isinstance(server.socket, str) else None
 
 
-def _lives(server: LiteServer) -> bool:
+def process_lives(pid: object, created: object) -> bool:
+    """Whether the process that an address file names lives: the same start time tells it from a later one with its pid.
+
+    Args:
+        pid: As read from the file; anything but a positive whole number names no process.
+        created: Its start time in seconds since 1970, as read from the file.
+    """
     import psutil
 
+    if type(pid) is not int or pid <= 0 or not isinstance(created, float):
+        return False
     try:
-        process = psutil.Process(server.pid)
-        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - server.created) < 1.0
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - created) < 1.0
     except psutil.Error:
         return False
 

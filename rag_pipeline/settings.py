@@ -14,20 +14,29 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
     InitSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
 )
 
 from rag_pipeline.errors import ConfigurationError
+from rag_pipeline.setting_groups import (
+    AutomationSettings,
+    ChunkingSettings,
+    DatabaseSettings,
+    EmbeddingSettings,
+    IndexSettings,
+    InvocationSettings,
+    KnowledgeSettings,
+    RetrievalSettings,
+)
 
 CONFIG_FILE = "rag_pipeline.toml"
 CONFIG_VARIABLE = "RAG_CONFIG"
@@ -43,134 +52,6 @@ _USER_INFO = re.compile(r"(?<=://)(?:[^\s/:?#]*:\S*|[^\s/?#]*)@")
 def masked(text: str) -> str:
     """``text`` with the user information of every URI in it (``http://user:password@host``) masked."""
     return _USER_INFO.sub("********@", text)
-
-
-class _Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class KnowledgeRoot(_Group):
-    """One folder of Markdown."""
-
-    name: str = Field(default="", description="Name of the root; part of `source` when there are several roots.")
-    path: Path = Field(description="The folder.")
-
-
-class KnowledgeSettings(_Group):
-    """Where the Markdown lies and what may be read of it."""
-
-    roots: Annotated[tuple[KnowledgeRoot, ...], NoDecode] = Field(
-        default=(KnowledgeRoot(path=Path("knowledge")),),
-        description="Folders to index: `[[knowledge.roots]]` with `name` and `path`, or a list of paths.",
-    )
-    id: str = Field(default="", description="Identity of the knowledge base; blank: derived from where the roots lie.")
-    max_file_bytes: int = Field(default=8 * 2**20, gt=0, description="Larger files are reported and skipped.")
-    allow_mass_deletion: bool = Field(
-        default=False,
-        description="Let this run remove more documents than the mass-deletion guard allows. "
-        "Not in the file or the environment: `--allow-mass-deletion`, or the run config in Dagster.",
-    )
-    taxonomy: tuple[str, ...] = Field(
-        default=(), description="Allowed categories; other categories are warned about. Empty: no check."
-    )
-
-    @field_validator("roots", mode="before")
-    @classmethod
-    def _paths_or_tables(cls, value: object) -> object:
-        if isinstance(value, str):
-            value = value.split(os.pathsep)
-        if isinstance(value, list | tuple) and not all(str(item).strip() for item in value or [""]):
-            raise ValueError("names no folder")
-        if isinstance(value, list | tuple):
-            return tuple({"path": item} if isinstance(item, str | Path) else item for item in value)
-        return value
-
-
-class ChunkingSettings(_Group):
-    """How large chunks may become, in tokens of the embedding model's whole input."""
-
-    soft_tokens: int = Field(default=300, gt=0, description="Close a chunk at the next block from this size on.")
-    hard_tokens: int = Field(default=480, gt=0, description="No chunk is larger; capped at the model's maximum.")
-
-
-class EmbeddingSettings(_Group):
-    """Which model turns text into vectors."""
-
-    model: str = Field(
-        default="bundled:multilingual-e5-small",
-        description="`bundled:multilingual-e5-small`, `bundled:all-MiniLM-L6-v2`, a hub id, or a folder.",
-    )
-    threads: int = Field(default=0, ge=0, description="Threads of a reindex; 0: all cores.")
-    query_threads: int = Field(default=1, ge=0, description="Threads of a query embedding; 0: all cores.")
-    batch_tokens: int = Field(default=1024, gt=0, description="Padded tokens of one batch.")
-
-
-class IndexSettings(_Group):
-    """The versions of the collection."""
-
-    alias: str = Field(
-        default="knowledge", pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$", description="Milvus alias readers resolve."
-    )
-    take_over: bool = Field(
-        default=False,
-        description="Let this run replace another knowledge base's alias. "
-        "Not in the file or the environment: `--take-over`, or the run config in Dagster.",
-    )
-    artifacts_uri: str = Field(
-        default="", description="Where a version's artefacts are published (fsspec URI); blank: in the state folder."
-    )
-    keep_versions: int = Field(default=2, ge=1, description="Promoted versions kept, the current one included.")
-    grace_s: float = Field(default=60.0, ge=0, description="Seconds a version is kept after readers left it.")
-    flat_max_rows: int = Field(
-        default=20_000, ge=0, description="On Milvus Lite: FLAT (exact) up to this many chunks, HNSW above."
-    )
-
-    @field_validator("artifacts_uri")
-    @classmethod
-    def _protocol(cls, value: str) -> str:
-        if "://" not in value:
-            return value
-        from fsspec import available_protocols
-
-        for protocol in value.split("://", maxsplit=1)[0].split("::"):
-            if protocol not in available_protocols():
-                raise ValueError(f"there is no file system {protocol!r}; use a folder or a URI that fsspec knows")
-        return value
-
-
-class MilvusSettings(_Group):
-    """The vector store."""
-
-    uri: str = Field(
-        default="", description="Milvus server (`http://host:19530`); blank: Milvus Lite in the state folder."
-    )
-    token: SecretStr = Field(default=SecretStr(""), description="`user:password` or an API key.")
-    database: str = Field(default="", description="Milvus database; blank: the default one.")
-    timeout_s: float = Field(default=5.0, gt=0, description="Limit of one read.")
-    write_timeout_s: float = Field(default=120.0, gt=0, description="Limit of one write, flush or load.")
-    secure: bool = Field(default=False, description="Use TLS.")
-    server_pem_path: str = Field(default="", description="Server certificate for one-way TLS.")
-    ca_pem_path: str = Field(default="", description="CA certificate for two-way TLS.")
-    client_pem_path: str = Field(default="", description="Client certificate for two-way TLS.")
-    client_key_path: str = Field(default="", description="Client key for two-way TLS.")
-    lite_idle_s: float = Field(
-        default=600.0, gt=0, description="Milvus Lite's server ends this long after its last user has ended."
-    )
-
-
-class RetrievalSettings(_Group):
-    """Reading from the index."""
-
-    milvus: MilvusSettings = MilvusSettings()
-    top_k: int = Field(default=10, ge=1, le=1000, description="Chunks a search returns.")
-
-
-class AutomationSettings(_Group):
-    """What Dagster starts by itself."""
-
-    enabled: bool = Field(default=False, description="Start the knowledge sensor and the weekly rebuild.")
-    sensor_interval_s: int = Field(default=60, ge=5, description="Seconds between looks at the knowledge folders.")
-    weekly_rebuild_cron: str = Field(default="0 3 * * 0", description="When the weekly full rebuild runs (UTC).")
 
 
 class _TomlSource(InitSettingsSource):
@@ -194,6 +75,8 @@ class Settings(BaseSettings):
     embedding: EmbeddingSettings = EmbeddingSettings()
     index: IndexSettings = IndexSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    invocations: InvocationSettings = InvocationSettings()
     automation: AutomationSettings = AutomationSettings()
 
     _project_root: Path = PrivateAttr(default_factory=Path.cwd)

@@ -14,12 +14,16 @@ PACKAGE = PROJECT / "rag_pipeline"
 # A module may import from its own layer and from those before it.
 LAYERS = (
     {"errors"},
-    {"settings", "records"},
+    {"setting_groups", "records"},
+    {"settings"},
     {"tables", "visibility", "plots", "watch"},
     {"ingest"},
     {"index"},
     {"workspace"},
+    {"invocations"},
     {"retrieval"},
+    {"lookup_knowledge"},
+    {"tool_declarations"},
     {"verdicts"},
     {"contracts"},
     {"steps"},

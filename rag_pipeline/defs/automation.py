@@ -9,7 +9,7 @@ from rag_pipeline.defs.resources import WorkspaceResource
 from rag_pipeline.index.manifest import digest_of
 from rag_pipeline.ingest.documents import discover
 from rag_pipeline.release import rollback
-from rag_pipeline.settings import AutomationSettings
+from rag_pipeline.setting_groups import AutomationSettings
 
 _FULL = {"ops": {name: {"config": {"full": True}} for name in ("raw_documents", "chunks", "milvus_collection")}}
 _UNDER_WAY = (

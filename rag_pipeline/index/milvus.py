@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rag_pipeline.errors import RefusedError
 from rag_pipeline.index.milvus_connection import MilvusConnection, StoreCallError
 from rag_pipeline.records import Candidate
-from rag_pipeline.settings import MilvusSettings
+from rag_pipeline.setting_groups import MilvusSettings
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from typing import Any
 
 from rag_pipeline.errors import ConfigurationError, StoreUnavailableError, UnavailableError
 from rag_pipeline.index import lite_server
-from rag_pipeline.settings import MilvusSettings
+from rag_pipeline.setting_groups import MilvusSettings
 
 _ATTEMPTS = 3
 _NOT_READY_PAUSE_S = 0.2

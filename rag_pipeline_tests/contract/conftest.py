@@ -15,7 +15,7 @@ import pytest
 from rag_pipeline.errors import UnavailableError
 from rag_pipeline.index import lite_server
 from rag_pipeline.index.milvus import MilvusStore
-from rag_pipeline.settings import MilvusSettings
+from rag_pipeline.setting_groups import MilvusSettings
 from rag_pipeline.workspace import Workspace
 from rag_pipeline_tests.conftest import PROJECT
 from rag_pipeline_tests.contract.milvus_server import CannotStartError, MilvusServer

@@ -9,7 +9,7 @@ import pytest
 from rag_pipeline.defs.automation import knowledge_sensor, weekly_rebuild
 from rag_pipeline.defs.resources import WorkspaceResource
 from rag_pipeline.errors import ConfigurationError
-from rag_pipeline.settings import AutomationSettings
+from rag_pipeline.setting_groups import AutomationSettings
 from rag_pipeline_tests.conftest import write
 
 Tick = Callable[[], bool]

@@ -18,7 +18,7 @@ import pytest
 from rag_pipeline.errors import RefusedError, StoreUnavailableError
 from rag_pipeline.index import lite_server
 from rag_pipeline.index.milvus import MilvusStore
-from rag_pipeline.settings import MilvusSettings
+from rag_pipeline.setting_groups import MilvusSettings
 
 Stop = Callable[[Path], None]
 
@@ -55,7 +55,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from rag_pipeline.index.milvus import MilvusStore
-from rag_pipeline.settings import MilvusSettings
+from rag_pipeline.setting_groups import MilvusSettings
 store = MilvusStore(MilvusSettings(lite_idle_s=60), lite_folder=Path(sys.argv[1]))
 print(store.search("knowledge__1", np.eye(4, dtype=np.float32)[2], limit=1)[0].id)
 """

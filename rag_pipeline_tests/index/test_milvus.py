@@ -19,7 +19,7 @@ from pymilvus.exceptions import MilvusException
 from rag_pipeline.errors import ConfigurationError, StoreUnavailableError
 from rag_pipeline.index.milvus import MilvusStore, literal
 from rag_pipeline.index.milvus_connection import StoreCallError
-from rag_pipeline.settings import MilvusSettings
+from rag_pipeline.setting_groups import MilvusSettings
 
 VECTOR = np.array([1, 0, 0, 0], np.float32)
 

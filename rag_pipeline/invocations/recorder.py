@@ -1,0 +1,297 @@
+"""Record invocations without ever failing or delaying the caller: first to a spool file, then to the database.
+
+`InvocationRecorder.record` appends a line to a file; a thread moves the lines to the database. What a killed process or
+a database that was down has left in the spool is written by whichever recorder comes next. The primary key makes a line
+that is written twice one row.
+"""
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from rag_pipeline.errors import RagPipelineError
+from rag_pipeline.invocations.database import Database
+from rag_pipeline.invocations.forking import reset_in_forks
+from rag_pipeline.invocations.records import Invocation
+from rag_pipeline.invocations.redaction import Redactor
+from rag_pipeline.invocations.spool import Segment, Spool
+from rag_pipeline.invocations.store import InvocationStore
+
+logger = logging.getLogger(__name__)
+
+_AT_EXIT_S = 2.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+# Lookups in quick succession share a transaction.
+_GATHER_S = 0.02
+# How often an idle process looks for segments of processes that died.
+_LOOK_AROUND_S = 30.0
+_PURGE_EVERY_S = 3600.0
+_MOST_UNSPOOLED = 1000
+# MySQL's default `max_allowed_packet` of old is 4 MB, and a statement holds several rows.
+_LONGEST_LINE = 2**20
+_BATCH = 200
+
+
+class InvocationRecorder:
+    """The write path of one process. Safe in threads and in forked children.
+
+    Args:
+        database: Where the rows end up; it need not be reachable, nor have tables yet.
+        spool_folder: Where the lines wait; shared by all processes of a state folder.
+        retention_days: Older rows, and lines that wait for longer, are deleted; 0: kept.
+        patterns: What is redacted beyond the built-in patterns; see `redaction.Redactor`.
+
+    Raises:
+        ConfigurationError: A pattern is no regular expression.
+    """
+
+    def __init__(
+        self, database: Database, *, spool_folder: Path, retention_days: int = 90, patterns: Sequence[str] = ()
+    ) -> None:
+        self._database = database
+        self._store = InvocationStore(database)
+        self._redactor = Redactor(patterns)
+        self._retention = timedelta(days=retention_days)
+        self._spool = Spool(spool_folder)
+        self.after_fork()
+        reset_in_forks(self)
+        atexit.register(self._at_exit)
+
+    @property
+    def dropped(self) -> int:
+        """How many records of this process were lost, since neither spool nor database took them."""
+        return self._dropped
+
+    @property
+    def last_failure(self) -> str:
+        """Why the last attempt to write to the database failed; blank when it did not."""
+        return self._failure
+
+    def waiting(self) -> int:
+        """How many spool files of all processes, and records in memory, are not known to be in the database."""
+        with self._lock:
+            return self._spool.waiting() + len(self._unspooled)
+
+    def record(self, invocation: Invocation) -> None:
+        """Record ``invocation``, redacted. Never raises, never waits for the database."""
+        try:
+            self._record(invocation)
+        except Exception as error:
+            self._drop(f"{type(error).__name__}: {error}")
+
+    def start(self) -> None:
+        """Write what other processes have left in the spool, without waiting for the first record."""
+        with self._changed:
+            self._urgent = True
+            self._start_writer()
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything that this process has recorded is in the database; True when it is.
+
+        A database that is down is tried again until the time is over. What is not written stays in the spool.
+        """
+        return self._wait(timeout_s, tries_again=True)
+
+    def close(self, timeout_s: float = _AT_EXIT_S) -> bool:
+        """`flush` with a single attempt, then end the writer; what is recorded later is left for another process."""
+        written = self._wait(timeout_s, tries_again=False)
+        with self._changed:
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._spool.rotate()
+            self._changed.notify_all()
+        atexit.unregister(self._at_exit)
+        return written
+
+    def after_fork(self) -> None:
+        """Begin with nothing recorded: all that was is the parent's."""
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._spool.forget()
+        self._unspooled: deque[Invocation] = deque()
+        self._thread: threading.Thread | None = None
+        self._recorded = 0
+        self._written = 0
+        self._attempts = 0
+        self._dropped = 0
+        self._failure = ""
+        self._urgent = False
+        self._closed = False
+        self._next_purge = 0.0
+
+    def _record(self, invocation: Invocation) -> None:
+        redacted = _redacted(invocation, self._redactor)
+        line = redacted.to_json_line().encode()
+        if len(line) > _LONGEST_LINE:
+            redacted = _shortened(redacted, length=len(line))
+            line = redacted.to_json_line().encode()
+        with self._changed:
+            try:
+                self._spool.append(line)
+            except OSError as error:
+                if len(self._unspooled) >= _MOST_UNSPOOLED:
+                    self._drop(f"neither the spool nor the database takes any: {error}")
+                    return
+                if not self._unspooled:
+                    logger.warning("Invocations are kept in memory: the spool takes none (%s).", error)
+                self._unspooled.append(redacted)
+            self._recorded += 1
+            if not self._closed:
+                self._start_writer()
+            self._changed.notify_all()
+
+    def _drop(self, reason: str) -> None:
+        self._dropped += 1
+        if str(self._dropped).strip("0") == "1":  # the 1st, 10th, 100th …: a log must not fill up, too
+            logger.error("%d invocations of this process are lost: %s", self._dropped, reason)
+
+    def _start_writer(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._write_all, name="invocation-writer", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter is ending: the spool keeps it
+                self._thread.start()
+
+    def _wait(self, timeout_s: float, *, tries_again: bool) -> bool:
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            target = self._recorded
+            attempts = self._attempts
+            # The attempt that runs now may have begun too early to count.
+            while self._written < target and (tries_again or self._attempts < attempts + 2):
+                if self._closed or not (self._thread and self._thread.is_alive()):
+                    return False
+                self._urgent = self._urgent or self._attempts == attempts or not tries_again
+                self._changed.notify_all()
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    break
+            return self._written >= target
+
+    def _at_exit(self) -> None:
+        if self._recorded > self._written:
+            self._wait(_AT_EXIT_S, tries_again=False)
+
+    def _write_all(self) -> None:
+        """The writer's life."""
+        pause = 0.0
+        while self._wait_for_work(pause):
+            failure = self._attempt()
+            if failure and not self._failure:
+                logger.warning("Invocations wait in the spool %s: %s", self._spool.folder, failure)
+            elif self._failure and not failure:
+                logger.info("Invocations are written to the database again.")
+            pause = min(pause * 2 or _FIRST_PAUSE_S, _LONGEST_PAUSE_S) if failure else 0.0
+            with self._changed:
+                self._failure = failure
+                self._attempts += 1
+                self._changed.notify_all()
+
+    def _wait_for_work(self, pause: float) -> bool:
+        """Wait for a record, or after a failure for ``pause`` seconds; False when there is nothing more to do."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._urgent or (not pause and self._recorded > self._written),
+                timeout=pause or _LOOK_AROUND_S,
+            )
+            self._changed.wait_for(lambda: self._closed or self._urgent, timeout=_GATHER_S)
+            self._urgent = False
+            return not self._closed
+
+    def _attempt(self) -> str:
+        """Move all that waits to the database; returns why that failed, blank when it did not."""
+        try:
+            self._database.require_ready()
+            # What waited already goes first: as long as that fails, the active segment grows rather than their number.
+            self._write_segments()
+            with self._lock:
+                upto = self._recorded
+                unspooled = list(self._unspooled)
+                self._spool.rotate()
+                owed = self._spool.owed()
+            self._write_segments()
+            if unspooled:
+                self._log_refused(self._store.insert(unspooled))
+            with self._lock:
+                for _ in unspooled:
+                    self._unspooled.popleft()
+                if owed & self._spool.owed():
+                    return "another process is just writing a segment of this one"
+                self._written = max(self._written, upto)
+            self._purge()
+        except (RagPipelineError, OSError) as error:
+            self._spool_again()
+            return str(error)
+        except Exception as error:
+            logger.exception("The writer of invocations has met an error it does not know.")
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _write_segments(self) -> None:
+        for segment in self._spool.claim():
+            waiting: list[tuple[Invocation, bytes]] = []
+            for line in segment.lines():
+                try:
+                    waiting.append((Invocation.from_json_line(line), line))
+                except ValueError:
+                    logger.warning("A line of %s is no invocation, or cut off; it is kept aside.", segment.path)
+                    segment.refuse(line)
+                if len(waiting) >= _BATCH:
+                    self._write(segment, waiting)
+                    waiting = []
+            self._write(segment, waiting)
+            segment.delete()
+
+    def _write(self, segment: Segment, waiting: Sequence[tuple[Invocation, bytes]]) -> None:
+        refused = self._store.insert([invocation for invocation, _ in waiting])
+        self._log_refused(refused)
+        for invocation, line in waiting:
+            if invocation.id in refused:
+                segment.refuse(line)
+
+    @staticmethod
+    def _log_refused(refused: dict[str, str]) -> None:
+        for invocation_id, reason in refused.items():
+            logger.error("The database refuses invocation %s: %s", invocation_id, reason)
+
+    def _spool_again(self) -> None:
+        """Put what is only in memory into the spool, if that takes it by now."""
+        with self._lock, contextlib.suppress(OSError):
+            while self._unspooled:
+                self._spool.append(self._unspooled[0].to_json_line().encode())
+                self._unspooled.popleft()
+
+    def _purge(self) -> None:
+        if not self._retention or time.monotonic() < self._next_purge:
+            return
+        from rag_pipeline.invocations.tables import now
+
+        oldest = now() - self._retention
+        self._store.purge(oldest)
+        self._spool.expire(oldest.timestamp())
+        self._next_purge = time.monotonic() + _PURGE_EVERY_S
+
+
+def _redacted(invocation: Invocation, redactor: Redactor) -> Invocation:
+    return replace(
+        invocation,
+        session_id=redactor.session_id(invocation.session_id),
+        input_params=redactor.mapping(invocation.input_params),
+        output_preview=redactor.text(invocation.output_preview),
+        retrieval_details=redactor.mapping(invocation.retrieval_details),
+        dedup_reason=redactor.text(invocation.dedup_reason),
+    )
+
+
+def _shortened(invocation: Invocation, *, length: int) -> Invocation:
+    omitted = {"omitted": f"the record had {length} bytes, more than {_LONGEST_LINE}"}
+    return replace(
+        invocation, input_params=omitted, retrieval_details=omitted, output_preview=invocation.output_preview[:1000]
+    )

@@ -1,0 +1,222 @@
+"""A folder of segment files that hold what is not in the database yet; it outlives the process that wrote them.
+
+A segment has one line for each record. It begins as ``<id>.active``, locked (flock) by the one process that appends to
+it; renamed to ``<id>.ready`` it only waits for the database. Whoever can lock a segment may write it to the database
+and delete it: an active one whose process has died (the lock goes with it, even by ``kill -9``) or a ready one. What
+cannot be written stays in ``<id>.refused`` for a person to look at.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rag_pipeline.invocations.records import new_invocation_id
+
+# One process appends to a segment for as long as the database is down; this keeps the files handy.
+_SEGMENT_BYTES = 16 * 2**20
+
+
+class Segment:
+    """A segment that is locked by this object until `release` or `delete`."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines, without their newlines; a last one without newline was cut off, and is given as it is.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        with self.path.open("rb") as file:
+            for line in file:
+                yield line.removesuffix(b"\n")
+
+    def refuse(self, line: bytes) -> None:
+        """Keep a line aside.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        descriptor = os.open(self.path.with_suffix(".refused"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, line + b"\n")
+        finally:
+            os.close(descriptor)
+
+    def delete(self) -> None:
+        """Delete the file: everything in it is in the database, or kept aside."""
+        self.path.unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """Unlock the segment and leave it for another time."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Spool:
+    """The spool folder as one process uses it. Not safe in threads by itself: the recorder's lock is around it.
+
+    Args:
+        folder: Made at the first append, for its owner only.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path: Path | None = None
+        self._descriptor = -1
+        self._size = 0
+        self._own: set[Path] = set()
+
+    def append(self, line: bytes) -> None:
+        """Add a line by a single write.
+
+        Raises:
+            OSError: It could not be written; no part of it is left behind that could spoil another line.
+        """
+        if self._path is None or os.fstat(self._descriptor).st_nlink == 0:  # the folder was deleted under it
+            self._open()
+        data = line + b"\n"
+        written = 0
+        try:
+            written = os.write(self._descriptor, data)
+        finally:
+            if written != len(data):
+                self._take_back()
+        if written != len(data):
+            raise OSError(f"only {written} of {len(data)} bytes could be written to {self._path}")
+        self._size += len(data)
+        if self._size >= _SEGMENT_BYTES:
+            self.rotate()
+
+    def rotate(self) -> None:
+        """Make this process's active segment a ready one.
+
+        Raises:
+            OSError: It could not be renamed.
+        """
+        if self._path is None:
+            return
+        path, descriptor = self._path, self._descriptor
+        if os.fstat(descriptor).st_nlink:
+            ready = path.with_suffix(".ready")
+            path.rename(ready)
+            self._own.add(ready)
+        self._path, self._descriptor = None, -1
+        os.close(descriptor)
+
+    def claim(self) -> Iterator[Segment]:
+        """Lock, one after the other and oldest first, every segment that nobody else holds.
+
+        Each is released when the next one is asked for, or when the caller leaves the loop.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        try:
+            names = sorted(name for name in os.listdir(self.folder) if name.endswith((".active", ".ready")))  # noqa: PTH208
+        except FileNotFoundError:
+            return
+        for name in names:
+            if (path := self.folder / name) == self._path:
+                continue
+            segment = _lock(path)
+            if segment is None:
+                continue
+            try:
+                yield segment
+            finally:
+                segment.release()
+
+    def owed(self) -> set[Path]:
+        """The ready segments that this process has filled and that are still there."""
+        self._own = {path for path in self._own if path.exists()}
+        return set(self._own)
+
+    def waiting(self) -> int:
+        """How many segments lie in the folder, of all processes, empty ones left out."""
+        try:
+            return sum(
+                entry.name.endswith((".active", ".ready")) and entry.stat().st_size > 0
+                for entry in os.scandir(self.folder)
+            )
+        except OSError:
+            return 0
+
+    def expire(self, older_than: float) -> int:
+        """Delete what nobody holds and nobody has written to since ``older_than`` (seconds since 1970)."""
+        deleted = 0
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.folder):
+                if entry.name.endswith((".ready", ".refused")) and entry.stat().st_mtime < older_than:
+                    os.unlink(entry.path)  # noqa: PTH108
+                    deleted += 1
+        return deleted
+
+    def forget(self) -> None:
+        """In a forked child: the segments are the parent's, and so is the lock."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)  # the parent's lock stays, since its descriptor does
+        self._path, self._descriptor, self._size = None, -1, 0
+        self._own = set()
+
+    def _open(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._path, self._descriptor = None, -1
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while True:
+            path = self.folder / f"{new_invocation_id()}.active"
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+            if _try_lock(descriptor) and _is_at(descriptor, path):
+                self._path, self._descriptor, self._size = path, descriptor, 0
+                return
+            os.close(descriptor)  # taken for a dead process's, between the two calls
+
+    def _take_back(self) -> None:
+        try:
+            os.ftruncate(self._descriptor, self._size)
+        except OSError:
+            # The part of a line ends this segment; readers set it aside.
+            self.rotate()
+
+
+def _lock(path: Path) -> Segment | None:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except OSError:  # just written by somebody else, or another user's
+        return None
+    segment = Segment(path, descriptor)
+    try:
+        if _try_lock(descriptor) and _is_at(descriptor, path):
+            if path.suffix == ".active":
+                segment.path = path.with_suffix(".ready")
+                path.rename(segment.path)
+            return segment
+    except OSError:
+        pass
+    segment.release()
+    return None
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether the file that was locked is still the one of this name."""
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(descriptor)
+    return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)

@@ -19,7 +19,8 @@ from rag_pipeline.index.embedding_cache import EmbeddingCache
 from rag_pipeline.index.manifest import SCHEMA_VERSION, Manifest, RootEntry, digest_of
 from rag_pipeline.ingest.chunking import CHUNKER_VERSION
 from rag_pipeline.ingest.documents import discover
-from rag_pipeline.ingest.knowledge_index import KNOWLEDGE_INDEX_VERSION, build_knowledge_index
+from rag_pipeline.ingest.knowledge_index import build_knowledge_index
+from rag_pipeline.ingest.terms import KNOWLEDGE_INDEX_VERSION
 from rag_pipeline.tables import embeddings_table, from_parquet, indexed_documents, issues_from, issues_table
 from rag_pipeline.verdicts import CheckResult
 from rag_pipeline.watch import Watch

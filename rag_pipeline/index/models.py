@@ -28,6 +28,25 @@ _E5_WITHOUT_PROMPTS = re.compile(r"(.*/)?(multilingual-)?e5-(small|base|large)(-
 
 
 @dataclass(frozen=True, slots=True)
+class EvidenceWeights:
+    """A logistic over the signals of `rag_pipeline.retrieval.evidence_score`, fitted for one model.
+
+    Attributes:
+        intercept: Log odds of a candidate whose signals are all 0.
+        similarity: Times the normalised similarity.
+        margin: Times the distance by which the candidate is nearer than the query's background.
+        coverage: Times the share of the query's rare words that stand in the candidate.
+        agreement: If the L0 hints name the candidate's document.
+    """
+
+    intercept: float
+    similarity: float
+    margin: float
+    coverage: float
+    agreement: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """How a model wants to be used.
 
@@ -38,9 +57,10 @@ class ModelProfile:
         dimension: Length of its vectors.
         pooling: How token vectors become one, in the words of sentence-transformers (``mean``, ``cls``, …).
         normalize: Whether the model itself normalises its vectors.
-        max_l2_distance: Squared distance (0 to 4) from which a candidate is no evidence at all.
-        highly_relevant_threshold: Least ``1 - distance / 2`` of a highly relevant candidate.
-        reference_threshold: Least ``1 - distance / 2`` of a candidate worth a reference.
+        max_l2_distance: Squared distance (0 to 4) whose normalised similarity is 0.
+        highly_relevant_threshold: Least score (0 to 1) of a highly relevant candidate.
+        reference_threshold: Least score of a candidate worth a reference.
+        evidence: How the evidence score is made of several signals; without it, it is the normalised similarity.
     """
 
     name: str
@@ -53,6 +73,7 @@ class ModelProfile:
     max_l2_distance: float = 2.0
     highly_relevant_threshold: float = 0.75
     reference_threshold: float = 0.5
+    evidence: EvidenceWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)

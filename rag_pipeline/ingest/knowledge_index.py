@@ -22,16 +22,15 @@ of one character, over `MAX_TERM_CHARS`, without any letter, and titles and head
 
 import json
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
-from rag_pipeline.errors import StoreUnavailableError
+from rag_pipeline.ingest.terms import KNOWLEDGE_INDEX_VERSION, normalise, rows_from_json
 from rag_pipeline.tables import KNOWLEDGE_INDEX_COLUMNS
 
-KNOWLEDGE_INDEX_VERSION = "1"  # changes with the rules above and with the format of `to_json`
+# `KNOWLEDGE_INDEX_VERSION` in `terms` changes with the rules above.
 MAX_ENTITIES = 50
 MAX_HEADINGS = 200
 MAX_TERM_CHARS = 120
@@ -102,12 +101,6 @@ _FILES_AND_HOSTS = _words(
 )
 
 
-def normalise(text: str) -> str:
-    """NFKC, case folded, white space collapsed to single spaces and trimmed: how terms and queries are compared."""
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return " ".join(folded.split())
-
-
 def build_knowledge_index(documents: pd.DataFrame, chunks: pd.DataFrame) -> pd.DataFrame:
     """Collect the terms of all documents by the module's rules.
 
@@ -165,19 +158,7 @@ def from_json(data: bytes) -> pd.DataFrame:
     Raises:
         StoreUnavailableError: Not such a file, or one of another version.
     """
-    try:
-        found = json.loads(data)
-        version, columns, rows = found["version"], found["columns"], found["rows"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreUnavailableError(
-            f"The knowledge index cannot be read ({type(error).__name__}: {error}): reindex to publish it again."
-        ) from None
-    if version != KNOWLEDGE_INDEX_VERSION or columns != list(KNOWLEDGE_INDEX_COLUMNS):
-        raise StoreUnavailableError(
-            f"The knowledge index has version {version!r} and this program reads version "
-            f"{KNOWLEDGE_INDEX_VERSION!r}: reindex needed."
-        )
-    return _table(sorted(map(tuple, rows), key=lambda row: (row[0], row[2], row[3])))
+    return _table(rows_from_json(data))
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> pd.DataFrame:

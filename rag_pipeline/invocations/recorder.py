@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rag_pipeline.errors import RagPipelineError
@@ -27,6 +27,7 @@ from rag_pipeline.invocations.store import InvocationStore
 logger = logging.getLogger(__name__)
 
 _AT_EXIT_S = 2.0
+_TRY_AGAIN_S = 0.25
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # Lookups in quick succession share a transaction.
 _GATHER_S = 0.02
@@ -121,11 +122,13 @@ class InvocationRecorder:
         self._recorded = 0
         self._written = 0
         self._attempts = 0
+        self._attempting = False
         self._dropped = 0
         self._failure = ""
         self._urgent = False
         self._closed = False
         self._next_purge = 0.0
+        self._next_expiry = 0.0
 
     def _record(self, invocation: Invocation) -> None:
         redacted = _redacted(invocation, self._redactor)
@@ -163,16 +166,15 @@ class InvocationRecorder:
         deadline = time.monotonic() + timeout_s
         with self._changed:
             target = self._recorded
-            attempts = self._attempts
-            # The attempt that runs now may have begun too early to count.
-            while self._written < target and (tries_again or self._attempts < attempts + 2):
-                if self._closed or not (self._thread and self._thread.is_alive()):
-                    return False
-                self._urgent = self._urgent or self._attempts == attempts or not tries_again
-                self._changed.notify_all()
+            # An attempt that runs now may have begun too early to count.
+            last = self._attempts + (2 if self._attempting else 1)
+            while self._written < target and (tries_again or self._attempts < last):
                 left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
+                if left <= 0 or self._closed or not (self._thread and self._thread.is_alive()):
                     break
+                self._urgent = True
+                self._changed.notify_all()
+                self._changed.wait(min(left, _TRY_AGAIN_S))
             return self._written >= target
 
     def _at_exit(self) -> None:
@@ -192,6 +194,7 @@ class InvocationRecorder:
             with self._changed:
                 self._failure = failure
                 self._attempts += 1
+                self._attempting = False
                 self._changed.notify_all()
 
     def _wait_for_work(self, pause: float) -> bool:
@@ -203,11 +206,17 @@ class InvocationRecorder:
             )
             self._changed.wait_for(lambda: self._closed or self._urgent, timeout=_GATHER_S)
             self._urgent = False
+            self._attempting = not self._closed
             return not self._closed
 
     def _attempt(self) -> str:
         """Move all that waits to the database; returns why that failed, blank when it did not."""
         try:
+            self._expire()
+            with self._lock:
+                if not self._spool.waiting() and not self._unspooled:
+                    self._written = self._recorded
+                    return ""
             self._database.require_ready()
             # What waited already goes first: as long as that fails, the active segment grows rather than their number.
             self._write_segments()
@@ -225,36 +234,47 @@ class InvocationRecorder:
                 if owed & self._spool.owed():
                     return "another process is just writing a segment of this one"
                 self._written = max(self._written, upto)
-            self._purge()
+                self._changed.notify_all()
         except (RagPipelineError, OSError) as error:
             self._spool_again()
             return str(error)
         except Exception as error:
             logger.exception("The writer of invocations has met an error it does not know.")
             return f"{type(error).__name__}: {error}"
+        self._purge()
         return ""
 
     def _write_segments(self) -> None:
         for segment in self._spool.claim():
-            waiting: list[tuple[Invocation, bytes]] = []
-            for line in segment.lines():
-                try:
-                    waiting.append((Invocation.from_json_line(line), line))
-                except ValueError:
-                    logger.warning("A line of %s is no invocation, or cut off; it is kept aside.", segment.path)
-                    segment.refuse(line)
-                if len(waiting) >= _BATCH:
-                    self._write(segment, waiting)
-                    waiting = []
-            self._write(segment, waiting)
+            aside = self._write_lines(segment)
+            # Only now that all others are in: an attempt that fails is made again from the beginning.
+            if aside:
+                logger.warning("%d lines of %s are no invocations, cut off, or refused.", len(aside), segment.path)
+                segment.keep_aside(aside)
             segment.delete()
 
-    def _write(self, segment: Segment, waiting: Sequence[tuple[Invocation, bytes]]) -> None:
-        refused = self._store.insert([invocation for invocation, _ in waiting])
-        self._log_refused(refused)
-        for invocation, line in waiting:
-            if invocation.id in refused:
-                segment.refuse(line)
+    def _write_lines(self, segment: Segment) -> list[bytes]:
+        """Write a segment to the database; returns the lines that are not to be written at all."""
+        aside: list[bytes] = []
+        waiting: dict[str, tuple[Invocation, bytes]] = {}
+
+        def write() -> None:
+            refused = self._store.insert([invocation for invocation, _ in waiting.values()])
+            self._log_refused(refused)
+            aside.extend(waiting[invocation_id][1] for invocation_id in refused)
+            waiting.clear()
+
+        for line in segment.lines():
+            try:
+                invocation = Invocation.from_json_line(line)
+            except ValueError:
+                aside.append(line)
+                continue
+            waiting[invocation.id] = invocation, line
+            if len(waiting) >= _BATCH:
+                write()
+        write()
+        return aside
 
     @staticmethod
     def _log_refused(refused: dict[str, str]) -> None:
@@ -271,12 +291,19 @@ class InvocationRecorder:
     def _purge(self) -> None:
         if not self._retention or time.monotonic() < self._next_purge:
             return
-        from rag_pipeline.invocations.tables import now
-
-        oldest = now() - self._retention
-        self._store.purge(oldest)
-        self._spool.expire(oldest.timestamp())
         self._next_purge = time.monotonic() + _PURGE_EVERY_S
+        try:
+            self._store.purge(datetime.now(UTC) - self._retention)
+        except RagPipelineError as error:
+            logger.warning("Old invocations are not deleted this time: %s", error)
+
+    def _expire(self) -> None:
+        """Delete what has waited for longer than rows are kept, even while the database is down."""
+        if not self._retention or time.monotonic() < self._next_expiry:
+            return
+        self._next_expiry = time.monotonic() + _PURGE_EVERY_S
+        if expired := self._spool.expire(time.time() - self._retention.total_seconds()):
+            logger.warning("%d spool files older than the retention were deleted.", expired)
 
 
 def _redacted(invocation: Invocation, redactor: Redactor) -> Invocation:

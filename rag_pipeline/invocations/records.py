@@ -70,12 +70,10 @@ class Invocation:
 
     def to_json_line(self) -> str:
         """One line of ASCII, without the newline at its end; values that JSON does not know become text."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        values["created_at"] = self.created_at.isoformat(timespec="milliseconds")
         try:
-            return json.dumps(values, default=str, allow_nan=False)
+            return self._dumped()
         except (ValueError, TypeError, RecursionError):  # not finite, a cycle, a key that is no text
-            return json.dumps(storable_value(values))
+            return self.storable()._dumped()
 
     @classmethod
     def from_json_line(cls, line: str | bytes) -> "Invocation":
@@ -84,7 +82,10 @@ class Invocation:
         Raises:
             ValueError: No JSON object, no valid id or time, or a field of the wrong kind.
         """
-        values = json.loads(line)
+        try:
+            values = json.loads(line)
+        except RecursionError:
+            raise ValueError("the line is nested too deeply") from None
         if not isinstance(values, dict) or not _ID.fullmatch(str(values.get("id", ""))):
             raise ValueError("the line holds no invocation")
         values["created_at"] = datetime.fromisoformat(_of_kind(str, values.get("created_at")))
@@ -94,6 +95,11 @@ class Invocation:
         for name, value in known.items():
             _of_kind(type(getattr(model, name)), value)
         return replace(model, **known)
+
+    def _dumped(self) -> str:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        values["created_at"] = self.created_at.isoformat(timespec="milliseconds")
+        return json.dumps(values, default=str, allow_nan=False)
 
     def storable(self) -> "Invocation":
         """This invocation with every value as it comes back from a database: see `storable_text`."""
@@ -116,7 +122,11 @@ def new_invocation_id() -> str:
 
 def utc_milliseconds(moment: datetime) -> datetime:
     """``moment`` in UTC, cut to milliseconds; one without a time zone is taken for UTC."""
-    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    if moment.tzinfo is not UTC:
+        try:
+            moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        except OverflowError:
+            raise ValueError(f"{moment} is no time that UTC can tell") from None
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
 

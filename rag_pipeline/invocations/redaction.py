@@ -88,7 +88,9 @@ class Redactor:
         """
         if isinstance(value, str):
             return self.text(value)
-        if isinstance(value, Mapping) and depth < MAX_DEPTH:
+        if value is None or isinstance(value, int | float):
+            return storable_value(value)
+        if isinstance(value, dict | Mapping) and depth < MAX_DEPTH:
             return self.mapping(value, depth=depth)
         if isinstance(value, list | tuple | set | frozenset) and depth < MAX_DEPTH:
             return [self.value(item, depth=depth + 1) for item in value]

@@ -4,6 +4,7 @@ The database may be locked, hung or gone: the caller waits for `timeout_ms` and 
 while all of them hang, every call fails at once.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -84,6 +85,12 @@ class _Job:
             raise _AbandonedError
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    failure: str
+    result: None = None
+
+
 class _AbandonedError(Exception):
     """Nobody waits for this any more."""
 
@@ -103,6 +110,11 @@ class SessionMemory:
         self._redactor = Redactor(patterns)
         self.after_fork()
         reset_in_forks(self)
+
+    def prepare(self) -> None:
+        """Load the database library and connect in the background, so that the first call need not."""
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self._database.problem, name="session-memory-start", daemon=True).start()
 
     def recall(self, session_id: str) -> Recall:
         """What the session was given so far, by any process; nothing for a blank id."""
@@ -131,25 +143,30 @@ class SessionMemory:
         self._idle = 0
         self._running: set[_Job] = set()
 
-    def _do(self, work: Callable[[_Job], object]) -> _Job:
+    def _do(self, work: Callable[[_Job], object]) -> "_Job | _Failed":
+        # The first call of a process loads SQLAlchemy, which is no fault of the database.
+        import rag_pipeline.invocations.tables  # noqa: F401
+
         deadline = time.monotonic() + self._timeout_s
         job = _Job(work)
         with self._lock:
             hung = sum(running.abandoned for running in self._running)
             if hung >= _WORKERS or self._jobs.qsize() >= _MOST_QUEUED:
-                job.abandoned = True
-                job.failure = f"the database has not answered {hung} earlier calls yet"
-                return job
+                return _Failed(f"the database has not answered {hung} earlier calls yet")
             if self._workers < _WORKERS and self._idle <= self._jobs.qsize():
-                self._workers += 1
-                threading.Thread(target=self._serve, args=(self._jobs,), name="session-memory", daemon=True).start()
+                try:
+                    self._start_worker()
+                except RuntimeError as error:  # no more threads
+                    return _Failed(str(error))
             self._jobs.put(job)
-        if not job.done.wait(max(0.0, deadline - time.monotonic())):
-            job.abandoned = True
-            failed = _Job(work)
-            failed.failure = f"the database did not answer within {self._timeout_s * 1000:.0f} ms"
-            return failed
-        return job
+        if job.done.wait(max(0.0, deadline - time.monotonic())):
+            return job
+        job.abandoned = True
+        return _Failed(f"the database did not answer within {self._timeout_s * 1000:.0f} ms")
+
+    def _start_worker(self) -> None:
+        threading.Thread(target=self._serve, args=(self._jobs,), name="session-memory", daemon=True).start()
+        self._workers += 1
 
     def _serve(self, jobs: "queue.SimpleQueue[_Job]") -> None:
         while True:

@@ -9,7 +9,7 @@ cannot be written stays in ``<id>.refused`` for a person to look at.
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rag_pipeline.invocations.records import new_invocation_id
@@ -35,15 +35,15 @@ class Segment:
             for line in file:
                 yield line.removesuffix(b"\n")
 
-    def refuse(self, line: bytes) -> None:
-        """Keep a line aside.
+    def keep_aside(self, lines: Sequence[bytes]) -> None:
+        """Keep lines for a person to look at.
 
         Raises:
             OSError: It cannot be written.
         """
         descriptor = os.open(self.path.with_suffix(".refused"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(descriptor, line + b"\n")
+            os.write(descriptor, b"".join(line + b"\n" for line in lines))
         finally:
             os.close(descriptor)
 
@@ -114,15 +114,8 @@ class Spool:
         """Lock, one after the other and oldest first, every segment that nobody else holds.
 
         Each is released when the next one is asked for, or when the caller leaves the loop.
-
-        Raises:
-            OSError: The folder cannot be read.
         """
-        try:
-            names = sorted(name for name in os.listdir(self.folder) if name.endswith((".active", ".ready")))  # noqa: PTH208
-        except FileNotFoundError:
-            return
-        for name in names:
+        for name in self._names():
             if (path := self.folder / name) == self._path:
                 continue
             segment = _lock(path)
@@ -139,14 +132,8 @@ class Spool:
         return set(self._own)
 
     def waiting(self) -> int:
-        """How many segments lie in the folder, of all processes, empty ones left out."""
-        try:
-            return sum(
-                entry.name.endswith((".active", ".ready")) and entry.stat().st_size > 0
-                for entry in os.scandir(self.folder)
-            )
-        except OSError:
-            return 0
+        """How many segments lie in the folder, of all processes."""
+        return len(self._names())
 
     def expire(self, older_than: float) -> int:
         """Delete what nobody holds and nobody has written to since ``older_than`` (seconds since 1970)."""
@@ -164,6 +151,12 @@ class Spool:
             os.close(self._descriptor)  # the parent's lock stays, since its descriptor does
         self._path, self._descriptor, self._size = None, -1, 0
         self._own = set()
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self.folder) if name.endswith((".active", ".ready")))  # noqa: PTH208
+        except OSError:
+            return []
 
     def _open(self) -> None:
         if self._descriptor >= 0:
@@ -188,7 +181,7 @@ class Spool:
 
 def _lock(path: Path) -> Segment | None:
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:  # just written by somebody else, or another user's
         return None
     segment = Segment(path, descriptor)

@@ -1,6 +1,7 @@
 """Bring a database to the schema of this code with Alembic, one process at a time."""
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 _LOCK_LIMIT_S = 60.0
 # Any number will do that other programs of the same PostgreSQL database do not take.
 _ADVISORY_LOCK = 0x7261675F70697065
+# Alembic's context is the process's, whatever the database.
+_in_this_process = threading.Lock()
 
 
 def upgrade(target: Target, *, state: Path, connect_s: float) -> tuple[str, ...]:
@@ -26,7 +29,7 @@ def upgrade(target: Target, *, state: Path, connect_s: float) -> tuple[str, ...]
     try:
         (state / "locks").mkdir(parents=True, exist_ok=True)
         lock = FileLock(state / "locks" / "database.lock", timeout=_LOCK_LIMIT_S)
-        with lock:
+        with _in_this_process, lock:
             if target.file is not None:
                 target.file.parent.mkdir(parents=True, exist_ok=True)
                 target.file.touch(mode=0o600)

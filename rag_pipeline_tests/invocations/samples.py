@@ -1,0 +1,70 @@
+"""Invocations to record."""
+
+import os
+import pwd
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from rag_pipeline.invocations.database import Database
+from rag_pipeline.invocations.records import Invocation, new_invocation_id
+from rag_pipeline.setting_groups import DatabaseSettings
+
+START = datetime(2026, 5, 4, 12, 0, 0, 123_000, tzinfo=UTC)
+
+
+def invocation(**values: Any) -> Invocation:
+    """One with a value in every field; named ones are replaced."""
+    full = Invocation(
+        id=new_invocation_id(),
+        session_id="incident-4711",
+        tool_name="lookup_knowledge",
+        input_params={"query": "Redis 连接数打满，怎么排查？"},
+        output_preview="[1] Redis clients 😀",
+        retrieval_layer="L0+L1",
+        l0_match_count=2,
+        l1_match_count=30,
+        retrieval_details={"query_transform": {"l0": {"matched_titles": ["Redis 连接"]}}, "scores": [0.5, -1, None]},
+        relevance_level="highly_relevant",
+        evidence_status="evidence",
+        dedup_reason="same content",
+        duration_ms=12.345678901234,
+        stage_ms={"l0": 0.25, "l1": 7.5},
+        success=True,
+        index_fingerprint="f" * 64,
+        created_at=START,
+    )
+    return replace(full, **values)
+
+
+def series(count: int) -> list[Invocation]:
+    """Invocations a millisecond apart, oldest first."""
+    return [invocation(created_at=START + timedelta(milliseconds=number)) for number in range(count)]
+
+
+def open_database(state: Path, *, url: str = "", timeout_s: float = 2) -> Database:
+    """A second opening of a state folder's database, as another process has it."""
+    return Database(DatabaseSettings(url=url, timeout_s=timeout_s), state=state)
+
+
+def run_python(script: str, *arguments: object, as_nobody: bool = False, check: bool = True) -> str:
+    """Run a script in a process of its own; returns what it prints."""
+    account: dict[str, Any] = {}
+    if as_nobody:
+        nobody = pwd.getpwnam("nobody")
+        account = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        **account,
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done.stdout

@@ -31,8 +31,10 @@ demo: setup
 	@$(BIN)/rag-pipeline status
 	@echo "== search in Chinese: Redis 内存满了,key 被大量淘汰怎么办?"
 	@$(BIN)/rag-pipeline search --top-k 3 "Redis 内存满了,key 被大量淘汰怎么办?"
-	@echo "== search in English: pod keeps restarting with exit code 137"
-	@$(BIN)/rag-pipeline search --top-k 3 "pod keeps restarting with exit code 137"
+	@echo "== lookup in English, as an agent gets it: pod keeps restarting with exit code 137"
+	@$(BIN)/rag-pipeline lookup "pod keeps restarting with exit code 137"
+	@echo "== recorded lookups"
+	@$(BIN)/rag-pipeline invocations list --limit 3
 	@echo "== the asset graph, runs and checks: make dev, then http://127.0.0.1:3000/asset-groups"
 
 dev: setup

@@ -17,6 +17,7 @@ from rag_pipeline.settings import masked
 if TYPE_CHECKING:
     from rag_pipeline.index.manifest import Manifest
     from rag_pipeline.reindex import Outcome
+    from rag_pipeline.retrieval.rerank import Ranked
     from rag_pipeline.watch import Watch
     from rag_pipeline.workspace import Workspace
 
@@ -188,15 +189,22 @@ def chunk_text(chunk: Chunk) -> str:
     return safe(f"{head}\n    {place}\n{chunk.content}")
 
 
-def candidate_record(candidate: Candidate) -> dict[str, object]:
-    """A candidate as JSON."""
+def ranked_record(rank: int, item: "Ranked") -> dict[str, object]:
+    """A search result as JSON."""
+    candidate = item.candidate
     return {
+        "rank": rank,
         "id": candidate.id,
         "content": candidate.content,
         "category": candidate.category,
         "score": candidate.score,
         "raw_score": candidate.raw_score,
         "score_label": candidate.score_label,
+        "similarity": item.evidence.similarity,
+        "evidence_score": item.evidence.value,
+        "final_score": item.final,
+        "contributions": dict(item.contributions),
+        "hit_reasons": list(item.reasons),
         "metadata": candidate.metadata,
     }
 
@@ -213,15 +221,15 @@ def ranking_record(candidate: Candidate) -> dict[str, object]:
     }
 
 
-def candidate_text(rank: int, candidate: Candidate) -> str:
-    """A candidate for people."""
-    metadata = candidate.metadata
+def ranked_text(rank: int, item: "Ranked") -> str:
+    """A search result for people."""
+    candidate, metadata = item.candidate, item.candidate.metadata
     preview = " ".join(candidate.content.split())
     shown = preview if len(preview) <= _PREVIEW else f"{preview[:_PREVIEW]} …"
     place = f"{metadata['source']}:{metadata['line_start']}-{metadata['line_end']}"
     return safe(
         f"{rank}. {_breadcrumb(candidate) or metadata['title']}\n   {place}  "
-        f"{candidate.score_label} {candidate.score:.4f}\n   {shown}"
+        f"{candidate.score_label} {candidate.raw_score:.4f}  {'; '.join(item.reasons)}\n   {shown}"
     )
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
+
+RelevanceLevel = Literal["highly_relevant", "reference", "low", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +171,8 @@ class Candidate:
         score: Squared L2 distance between unit vectors, 0 (equal) to 4; smaller is nearer.
         raw_score: The value the path itself reports: the distance for ``l2_distance``, the cosine for ``similarity``.
         score_label: ``l2_distance`` or ``similarity``: how to read ``raw_score``.
-        metadata: source, title, breadcrumb, chunk_index, line_start, line_end, section, prev_id, next_id,
-            keywords, language.
+        metadata: source, title, breadcrumb, chunk_index, line_start, line_end, section, section_part (1-based) of
+            section_parts, prev_id, next_id, keywords, language.
     """
 
     id: str

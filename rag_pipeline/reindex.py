@@ -53,9 +53,13 @@ def reindex(
     full = full or refresh
     with ws.writing():
         documents, change = steps.read_documents(ws, full=full, watch=watch)
-        warnings = tuple(
-            f"{issue.source or 'the root folder'}{f', line {issue.line}' if issue.line else ''}: {issue.reason}"
-            for issue in issues_from(documents)
+        no_database = release.prepare_database(ws)
+        warnings = (
+            *(
+                f"{issue.source or 'the root folder'}{f', line {issue.line}' if issue.line else ''}: {issue.reason}"
+                for issue in issues_from(documents)
+            ),
+            *([no_database] if no_database else []),
         )
         parent = steps.parent_of(ws)
         same = parent is not None and parent.fingerprint == steps.fingerprint_of(ws, documents)

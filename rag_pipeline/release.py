@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pandas as pd
 
 from rag_pipeline import contracts
-from rag_pipeline.errors import CheckFailedError, RefusedError
+from rag_pipeline.errors import CheckFailedError, RefusedError, UnavailableError
 from rag_pipeline.index import changes, retention, staging
 from rag_pipeline.index.artifacts import CHUNKS, DOCUMENTS, KNOWLEDGE_INDEX
 from rag_pipeline.index.manifest import Manifest, ModelEntry, Verdict, now_text, version_name
@@ -175,6 +175,23 @@ def promote(ws: Workspace, collection: str, *, watch: Watch | None = None) -> Ma
     """Step ``promote``: move the alias, see `rag_pipeline.index.versions.Versions.promote`."""
     with (watch or Watch()).step("promote"), ws.writing():
         return ws.versions.promote(collection, required=ERROR_CHECKS, take_over=ws.settings.index.take_over)
+
+
+def prepare_database(ws: Workspace) -> str:
+    """Bring the database of lookups to this version's schema; returns what kept it from that, blank otherwise.
+
+    Lookups never do this themselves, and without it they spool their records: so it is no reason to stop a reindex.
+    """
+    from rag_pipeline.invocations.database import Database
+
+    database = Database(ws.settings.database, state=ws.state)
+    try:
+        database.upgrade()
+    except UnavailableError as error:
+        return f"lookups cannot be recorded yet and are spooled: {error}"
+    finally:
+        database.close()
+    return ""
 
 
 def rollback(ws: Workspace, *, to: str = "") -> Manifest:

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
+VectorStoreMode = Literal["auto", "langchain", "sdk"]
+
 
 class Group(BaseModel):
     """A group of settings: unknown names are refused, values are frozen."""
@@ -127,7 +129,7 @@ class MilvusSettings(Group):
 class VectorStoreSettings(Group):
     """Which retrieval path asks the vector store."""
 
-    mode: Literal["auto", "langchain", "sdk"] = Field(
+    mode: VectorStoreMode = Field(
         default="auto",
         description="`auto` asks through LangChain and falls back to the SDK; `langchain` and `sdk` ask that path "
         "only. `spring-ai` is accepted for `langchain`.",

@@ -85,10 +85,18 @@ def test_status_from_copies_equals_the_live_one(project: Path) -> None:
 
 
 def test_search_finds_and_keeps_to_the_category(project: Path) -> None:
-    found = json.loads(run_in(project, "search", "memory", "--json", "--top-k", "5").stdout)
-    assert len(found) == 3
-    assert {item["score_label"] for item in found} == {"l2_distance"}
-    assert [item["score"] for item in found] == sorted(item["score"] for item in found)
+    by_path = {
+        mode: json.loads(run_in(project, "search", "memory", "--json", "--top-k", "5", "--mode", mode).stdout)
+        for mode in ("sdk", "spring-ai")
+    }
+    assert {mode: {item["score_label"] for item in found} for mode, found in by_path.items()} == {
+        "sdk": {"l2_distance"},
+        "spring-ai": {"similarity"},
+    }
+    found = by_path["sdk"]
+    assert [item["rank"] for item in found] == [1, 2, 3]
+    assert [item["id"] for item in found] == [item["id"] for item in by_path["spring-ai"]]
+    assert all(item["raw_score"] == item["score"] for item in found)
     only = json.loads(run_in(project, "search", "memory", "--json", "--category", "host").stdout)
     assert {item["metadata"]["source"] for item in only} == {"host/disk.md"}
     assert "INFO" in run_in(project, "search", "Run INFO").stdout
@@ -106,7 +114,7 @@ def test_search_of_a_file_of_queries_writes_what_the_scorer_reads(
     done = run_in(project, "search", "--queries", str(tmp_path / "set/queries.jsonl"), "--top-k", "3")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["id"] for line in lines] == ["q1", "q2"]
-    assert [len(line["ranking"]) for line in lines] == [3, 3]
+    assert [len(line["ranking"]) for line in lines] == [3, 1]  # 磁盘 names the category host alone
     assert set(lines[0]["ranking"][0]) == {"doc", "breadcrumb", "chunk_id", "score", "raw_score", "score_label"}
     write(tmp_path / "run.jsonl", done.stdout)
     scored = subprocess.run(
@@ -442,11 +450,18 @@ def commands() -> dict[str, set[str]]:
 
     from rag_pipeline.cli import app
 
-    group = typer.main.get_command(app)
-    return {
-        name: {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-        for name, command in group.commands.items()  # type: ignore[attr-defined]
-    }
+    found: dict[str, set[str]] = {}
+
+    def collect(group: object, prefix: str) -> None:
+        for name, command in group.commands.items():  # type: ignore[attr-defined]
+            if hasattr(command, "commands"):
+                collect(command, f"{prefix}{name} ")
+            else:
+                options = {option for parameter in command.params for option in parameter.opts}
+                found[f"{prefix}{name}"] = {option for option in options if option.startswith("--")}
+
+    collect(typer.main.get_command(app), "")
+    return found
 
 
 @pytest.mark.parametrize("name", sorted(commands()))

@@ -30,6 +30,7 @@ LAYERS = (
     {"release"},
     {"reindex"},
     {"console", "local_stack"},
+    {"commands"},
     {"cli"},
     {"defs"},
     {"definitions"},

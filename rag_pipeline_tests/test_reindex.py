@@ -13,7 +13,8 @@ from rag_pipeline import reindex, release, steps, verdicts
 from rag_pipeline.errors import CheckFailedError, ConfigurationError, RefusedError, StoreUnavailableError
 from rag_pipeline.index import lite_server
 from rag_pipeline.index.artifacts import CHUNKS
-from rag_pipeline.retrieval.sdk_search import SdkSearch
+from rag_pipeline.index.manifest import SCHEMA_VERSION, Manifest
+from rag_pipeline.retrieval.vector_search import VectorSearch
 from rag_pipeline.tables import from_parquet
 from rag_pipeline.watch import Watch
 from rag_pipeline.workspace import Workspace
@@ -543,7 +544,7 @@ def test_a_reader_elsewhere_needs_only_store_and_artefacts(open_workspace: Open,
     reader = open_workspace(
         state_dir=tmp_path / "other-host", retrieval__milvus__uri=uri, index__artifacts_uri=f"file://{shared}"
     )
-    found = SdkSearch(reader).search("Exit code 137.", top_k=3)
+    found = VectorSearch(reader, mode="sdk").nearest("Exit code 137.", top_k=3)
     assert len(found) == 3
     assert len(from_parquet(reader.artifacts.read(manifest, CHUNKS))) == manifest.chunks
     (shared / manifest.collection / CHUNKS).unlink()
@@ -551,32 +552,36 @@ def test_a_reader_elsewhere_needs_only_store_and_artefacts(open_workspace: Open,
         reader.artifacts.read(manifest, CHUNKS)
 
 
+def of_a_later_schema(manifest: Manifest) -> str:
+    return manifest.to_json().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99')
+
+
 def test_a_manifest_of_a_later_schema_is_reindex_needed_and_is_built_beside(open_workspace: Open) -> None:
     ws = open_workspace()
     first = reindex.reindex(ws).manifest
-    ws.store.set_manifest_json(first.collection, first.to_json().replace('"schema_version": 1', '"schema_version": 99'))
+    ws.store.set_manifest_json(first.collection, of_a_later_schema(first))
     with pytest.raises(StoreUnavailableError, match=r"schema version 99.*reindex needed"):
-        SdkSearch(open_workspace()).search("anything", top_k=1)
+        VectorSearch(open_workspace(), mode="sdk").nearest("anything", top_k=1)
     second = reindex.reindex(ws).manifest
     assert second.collection != first.collection
     assert ws.store.exists(first.collection)
-    assert SdkSearch(open_workspace()).search("anything", top_k=1)
+    assert VectorSearch(open_workspace(), mode="sdk").nearest("anything", top_k=1)
 
 
 def test_a_search_without_a_promoted_version_says_reindex_needed(open_workspace: Open) -> None:
     ws = open_workspace()
     with pytest.raises(StoreUnavailableError, match="There is no index in the state folder"):
-        SdkSearch(ws).search("anything", top_k=1)
+        VectorSearch(ws, mode="sdk").nearest("anything", top_k=1)
     assert not ws.state.exists()  # a reader makes nothing
     ws.store.check()
     with pytest.raises(StoreUnavailableError, match=r"No version is promoted.*reindex needed"):
-        SdkSearch(ws).search("anything", top_k=1)
+        VectorSearch(ws, mode="sdk").nearest("anything", top_k=1)
 
 
 def test_an_empty_query_finds_nothing(open_workspace: Open) -> None:
     ws = open_workspace()
     reindex.reindex(ws)
-    assert SdkSearch(ws).search("  \n", top_k=3) == []
+    assert VectorSearch(ws, mode="sdk").nearest("  \n", top_k=3) == []
 
 
 def test_a_query_is_never_answered_with_the_other_models_vector(
@@ -586,17 +591,17 @@ def test_a_query_is_never_answered_with_the_other_models_vector(
     text = "Redis memory\nRedis memory\n# Redis memory\n\nEvictions start at maxmemory."
     first = open_workspace()
     second = open_workspace(embedding__model=str(tiny_models[1]))
-    reader = SdkSearch(open_workspace())
+    reader = VectorSearch(open_workspace(), mode="sdk")
     reindex.reindex(first)
-    answers = {0: [hit.id for hit in reader.search(text, top_k=4)]}
+    answers = {0: [hit.id for hit in reader.nearest(text, top_k=4)]}
     reindex.reindex(second)
     reader._snapshots.forget()
-    scores = [hit.score for hit in reader.search(text, top_k=4)]
+    scores = [hit.score for hit in reader.nearest(text, top_k=4)]
     expected = second.store.search(second.versions.promoted().collection, second.embedder.embed_query(text), limit=4)
     assert scores == pytest.approx([hit.score for hit in expected], abs=1e-5)
     release.rollback(first)
     reader._snapshots.forget()
-    assert [hit.id for hit in reader.search(text, top_k=4)] == answers[0]
+    assert [hit.id for hit in reader.nearest(text, top_k=4)] == answers[0]
 
 
 def test_a_changed_model_and_budget_are_announced_before_they_start(
@@ -738,7 +743,7 @@ def test_lost_artefacts_are_built_anew_and_nothing_is_deleted_meanwhile(open_wor
 def test_a_schema_of_another_time_does_not_switch_the_deletion_guard_off(open_workspace: Open, knowledge: Path) -> None:
     ws = open_workspace()
     first = reindex.reindex(ws).manifest
-    ws.store.set_manifest_json(first.collection, first.to_json().replace('"schema_version": 1', '"schema_version": 99'))
+    ws.store.set_manifest_json(first.collection, of_a_later_schema(first))
     shutil.rmtree(knowledge / "cache")
     (knowledge / "kubernetes/oom.md").unlink()
     with pytest.raises(RefusedError, match="3 of 4 documents are gone"):
@@ -809,5 +814,5 @@ def test_a_rollback_that_was_killed_after_the_move_goes_no_further_when_asked_ag
 def test_a_query_that_is_no_unicode_is_answered(open_workspace: Open) -> None:
     ws = open_workspace()
     reindex.reindex(ws)
-    assert SdkSearch(ws).search("Redis \udcc4 memory", top_k=1)
-    assert SdkSearch(ws).search("Redis", top_k=1, category="\udcff") == []
+    assert VectorSearch(ws, mode="sdk").nearest("Redis \udcc4 memory", top_k=1)
+    assert VectorSearch(ws, mode="sdk").nearest("Redis", top_k=1, category="\udcff") == []

@@ -242,6 +242,8 @@ def promoted_collection(
     ws = workspace.open()
     before = ws.store.alias_target(ws.settings.index.alias)
     manifest = release.promote(ws, milvus_collection["collection"].iloc[0], watch=_watch(context))
+    if no_database := release.prepare_database(ws):
+        context.log.warning(no_database)
     return dg.MaterializeResult(
         data_version=dg.DataVersion(manifest.fingerprint),
         metadata={

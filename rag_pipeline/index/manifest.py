@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rag_pipeline.errors import StoreUnavailableError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: a row says which part of its section it is
 
 _NAME = re.compile(r"(?P<alias>[A-Za-z][A-Za-z0-9_]{0,63}?)__(?P<time>\d{8}T\d{12}Z)_(?P<fingerprint>[0-9a-f]{12})")
 

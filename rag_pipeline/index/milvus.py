@@ -21,6 +21,7 @@ CONTENT_BYTES = 65_535
 CATEGORY_BYTES = 512
 OUTPUT_FIELDS = ("id", "content", "category", "metadata")
 MANIFEST_PROPERTY = "rag.manifest"
+SERVING_CONSISTENCY = "Bounded"
 
 # A server keeps it in etcd, which takes 1.5 MB a request: with 1 MB the collection cannot even be dropped.
 _MANIFEST_BYTES = 512 * 1024
@@ -134,6 +135,13 @@ class MilvusStore:
         described = self._call("describe_collection", collection)
         return next(int(field["params"]["dim"]) for field in described["fields"] if field["name"] == "vector")
 
+    def index_params(self, collection: str) -> dict[str, object]:
+        """Type and metric of a collection's vector index, in the words of `pymilvus`; empty when it has none."""
+        if not self._call("list_indexes", collection):
+            return {}
+        described = self._call("describe_index", collection, index_name="vector")
+        return {name: described[name] for name in ("index_type", "metric_type")}
+
     # Aliases
 
     def alias_target(self, alias: str) -> str | None:
@@ -194,6 +202,13 @@ class MilvusStore:
         pages = self._pages(collection, ["metadata"], rows=1000)
         return {str(row["metadata"]["source"]) for page in pages for row in page}
 
+    def get(self, collection: str, ids: Sequence[str], *, limit_s: float | None = None) -> dict[str, Mapping[str, Any]]:
+        """Rows by id (content, category, metadata); ids that are not there are left out."""
+        if not ids:
+            return {}
+        found = self._call("get", collection, ids=list(ids), output_fields=list(OUTPUT_FIELDS), limit_s=limit_s)
+        return {str(row["id"]): dict(row) for row in found}
+
     def rows(self, collection: str, *, vectors: bool = False) -> list[dict[str, Any]]:
         """All rows, ordered by id; meant for tests and comparisons."""
         fields = [*OUTPUT_FIELDS, *(["vector"] if vectors else [])]
@@ -225,7 +240,7 @@ class MilvusStore:
         strong: bool = False,
         limit_s: float | None = None,
     ) -> list[Candidate]:
-        """The nearest rows, nearest first; ties in the store's order.
+        """The nearest rows, nearest first; equal distances by id.
 
         Args:
             vector: float32 of shape (dimension,), unit length.
@@ -241,11 +256,29 @@ class MilvusStore:
             limit=limit,
             filter=f"category == {literal(category)}" if category else "",
             output_fields=list(OUTPUT_FIELDS),
-            search_params={"metric_type": "L2", "params": {"ef": max(_EF, limit)}},
-            consistency_level="Strong" if strong else "Bounded",
+            search_params=search_params(limit),
+            consistency_level="Strong" if strong else SERVING_CONSISTENCY,
             limit_s=limit_s,
         )
-        return [_candidate(hit) for hit in answer[0]]
+        return sorted((_candidate(hit) for hit in answer[0]), key=nearest_first)
+
+    def client_options(self) -> dict[str, Any]:
+        """Arguments for a `pymilvus.MilvusClient` of one's own to this store; starts Milvus Lite when it is not up.
+
+        Raises:
+            StoreUnavailableError: Milvus Lite does not start.
+        """
+        return self._connection.client_options()
+
+
+def search_params(limit: int) -> dict[str, object]:
+    """Parameters of a search for ``limit`` rows, the same on every retrieval path."""
+    return {"metric_type": "L2", "params": {"ef": max(_EF, limit)}}
+
+
+def nearest_first(candidate: Candidate) -> tuple[float, str]:
+    """Sort key of candidates: distance, then id, so that equal distances come in the same order on every path."""
+    return candidate.score, candidate.id
 
 
 def literal(text: str) -> str:

@@ -183,10 +183,20 @@ class MilvusConnection:
 
         # Importing pymilvus sets its loggers to print a traceback for each failed call; callers get an error instead.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        try:
+            return MilvusClient(**self.client_options())
+        except ConnectionConfigException as error:
+            raise ConfigurationError(f"Setting retrieval.milvus.uri: {error.message}.") from None
+        except OSError as error:
+            raise ConfigurationError(f"A certificate or key of retrieval.milvus cannot be read: {error}.") from None
+
+    def client_options(self) -> dict[str, Any]:
+        """Arguments for a client of this Milvus; starts Milvus Lite when it is not up."""
         settings = self.settings
+        common = {"timeout": settings.timeout_s, "dedicated": True}
         if self.is_lite:
             uri = lite_server.attach(self._lite_folder, idle_s=settings.lite_idle_s).uri
-            return MilvusClient(uri=uri, timeout=settings.timeout_s, dedicated=True, grpc_options=_NO_KEEPALIVE)
+            return {"uri": uri, "grpc_options": _NO_KEEPALIVE, **common}
         options: dict[str, object] = {
             "token": settings.token.get_secret_value(),
             "db_name": settings.database,
@@ -196,13 +206,7 @@ class MilvusConnection:
             "client_pem_path": settings.client_pem_path,
             "client_key_path": settings.client_key_path,
         }
-        given = {name: value for name, value in options.items() if value}
-        try:
-            return MilvusClient(uri=settings.uri, timeout=settings.timeout_s, dedicated=True, **given)
-        except ConnectionConfigException as error:
-            raise ConfigurationError(f"Setting retrieval.milvus.uri: {error.message}.") from None
-        except OSError as error:
-            raise ConfigurationError(f"A certificate or key of retrieval.milvus cannot be read: {error}.") from None
+        return {"uri": settings.uri, **common, **{name: value for name, value in options.items() if value}}
 
     def _forget(self, client: Any) -> None:
         """Close ``client``, and drop it unless another thread has replaced it already."""

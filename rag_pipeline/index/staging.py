@@ -51,8 +51,12 @@ def write_rows(
         CheckFailedError: A content or category is longer than the collection's field, in bytes.
     """
     total = len(chunks)
+    sections = chunks.groupby("section_id", sort=False)["chunk_index"]
+    placed = chunks.assign(
+        section_part=sections.rank(method="first").astype("int64"), section_parts=sections.transform("size")
+    )
     for start in range(0, total, _ROWS_A_WRITE):
-        rows = list(_rows(chunks.iloc[start : start + _ROWS_A_WRITE], embeddings.iloc[start : start + _ROWS_A_WRITE]))
+        rows = list(_rows(placed.iloc[start : start + _ROWS_A_WRITE], embeddings.iloc[start : start + _ROWS_A_WRITE]))
         store.upsert(collection, rows)
         if progress:
             progress(min(start + _ROWS_A_WRITE, total), total)
@@ -82,6 +86,8 @@ def _rows(chunks: pd.DataFrame, embeddings: pd.DataFrame) -> Iterator[dict[str, 
                 "line_start": int(chunk["line_start"]),
                 "line_end": int(chunk["line_end"]),
                 "section": chunk["section_id"],
+                "section_part": int(chunk["section_part"]),
+                "section_parts": int(chunk["section_parts"]),
                 "prev_id": chunk["prev_id"],
                 "next_id": chunk["next_id"],
                 "keywords": list(chunk["keywords"]),

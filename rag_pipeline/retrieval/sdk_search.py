@@ -1,52 +1,42 @@
-"""The SDK path: embed the query, search the snapshot's collection with pymilvus, map the hits to candidates."""
+"""The SDK path: search a version's collection with pymilvus, map the hits to candidates."""
 
 from rag_pipeline.index.milvus import MilvusStore
-from rag_pipeline.index.milvus_connection import StoreCallError
 from rag_pipeline.records import Candidate
-from rag_pipeline.retrieval.snapshot import Snapshot, SnapshotResolver
-from rag_pipeline.workspace import Workspace
-
-_ATTEMPTS = 3
+from rag_pipeline.retrieval.snapshot import Snapshot
 
 
 class SdkSearch:
-    """Searches the promoted version; safe to use from many threads.
+    """Searches with pymilvus; safe to use from many threads.
+
+    Candidates carry the squared L2 distance as ``score`` and ``raw_score``, with the label ``l2_distance``.
 
     Args:
-        ws: Where the store and the models are.
+        store: The vector store.
     """
 
-    def __init__(self, ws: Workspace) -> None:
-        self._store: MilvusStore = ws.store
-        self._snapshots = SnapshotResolver(ws)
+    name = "sdk"
 
-    def search(self, query: str, *, top_k: int, category: str = "") -> list[Candidate]:
-        """The nearest chunks to a query.
+    def __init__(self, store: MilvusStore) -> None:
+        self._store = store
+
+    def search(
+        self, snapshot: Snapshot, query: str, *, top_k: int, category: str, limit_s: float | None
+    ) -> list[Candidate]:
+        """The nearest chunks to a query, nearest first; equal distances by id.
 
         Args:
-            query: Any text; an empty one finds nothing.
+            snapshot: The version to search.
+            query: A nonblank text.
             top_k: How many chunks at most.
             category: Only chunks of this category; blank for all.
-
-        Returns:
-            Candidates, nearest first.
+            limit_s: Time limit of the call; ``None``: that of the settings.
 
         Raises:
-            StoreUnavailableError: The store does not answer, or has no promoted version that can be read.
-            ModelUnavailableError: The version's model is not on this machine.
+            StoreUnavailableError: The store does not answer in time.
+            StoreCallError: It refuses, as when the collection was dropped.
         """
-        # A query may come from anywhere; half a surrogate pair is no text that a tokenizer or a store takes.
-        query, category = (text.encode("utf-8", "replace").decode() for text in (query, category))
-        if not query.strip():
-            return []
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                return self._search(self._snapshots.resolve(), query, top_k=top_k, category=category)
-            except StoreCallError:
-                # A version may be dropped under a reader who slept past its grace: look where the alias points now.
-                self._snapshots.forget()
-        return self._search(self._snapshots.resolve(), query, top_k=top_k, category=category)
+        vector = snapshot.queries.of(query)
+        return self._store.search(snapshot.collection, vector, limit=top_k, category=category, limit_s=limit_s)
 
-    def _search(self, snapshot: Snapshot, query: str, *, top_k: int, category: str) -> list[Candidate]:
-        vector = snapshot.embedder.embed_query(query)
-        return self._store.search(snapshot.manifest.collection, vector, limit=top_k, category=category)
+    def close(self) -> None:
+        """Nothing to do: the store's connection is its owner's to close."""

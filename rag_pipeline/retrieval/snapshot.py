@@ -1,4 +1,4 @@
-"""What one lookup reads: the version that the alias points to, and the model that this version was embedded with.
+"""What one lookup reads: the version that the alias points to, with its model and its L0 index.
 
 A reader resolves the alias once a lookup and then searches the physical collection, so that a promotion or rollback in
 between never lets a query meet the other model's vectors. A resolved alias is used for at most one second.
@@ -6,14 +6,50 @@ between never lets a query meet the other model's vectors. A resolved alias is u
 
 import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rag_pipeline.errors import StoreUnavailableError
-from rag_pipeline.index.embedding import Embedder
+from rag_pipeline.errors import RagPipelineError, StoreUnavailableError
+from rag_pipeline.index.embedding import Embedder, TextEmbedder, Vectors
 from rag_pipeline.index.manifest import Manifest
+from rag_pipeline.records import TokenCounter
 from rag_pipeline.workspace import Workspace
 
+if TYPE_CHECKING:
+    from rag_pipeline.retrieval.l0_hints import HintMatcher
+
 _ALIAS_AGE_S = 1.0
+_KEPT_QUERIES = 256
+
+
+class QueryVectors:
+    """Vectors of queries by one model; the last 256 are kept, so that retries and a second path embed nothing again.
+
+    Safe to use from many threads.
+    """
+
+    def __init__(self, embedder: TextEmbedder) -> None:
+        self.embedder = embedder
+        self._kept: OrderedDict[str, Vectors] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, query: str) -> Vectors:
+        """The float32 unit vector of a query, shape (dimension,).
+
+        Raises:
+            ModelUnavailableError: The model cannot be loaded.
+        """
+        with self._lock:
+            if (kept := self._kept.get(query)) is not None:
+                self._kept.move_to_end(query)
+                return kept
+        vector = self.embedder.embed_query(query)
+        with self._lock:
+            self._kept[query] = vector
+            while len(self._kept) > _KEPT_QUERIES:
+                self._kept.popitem(last=False)
+        return vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +58,50 @@ class Snapshot:
 
     Attributes:
         manifest: Says which collection to search.
-        embedder: Embeds queries with the version's own model.
+        queries: Embeds queries with the version's own model.
+        matcher: Finds L0 hints; ``None`` when the version's index cannot be read.
+        matcher_failure: Why not; blank otherwise.
     """
 
     manifest: Manifest
-    embedder: Embedder
+    queries: QueryVectors
+    matcher: "HintMatcher | None" = None
+    matcher_failure: str = ""
+
+    @property
+    def collection(self) -> str:
+        """The physical collection."""
+        return self.manifest.collection
 
 
 class SnapshotResolver:
-    """Resolves the alias; safe to use from many threads."""
+    """Resolves the alias; safe to use from many threads.
 
-    def __init__(self, ws: Workspace) -> None:
+    Args:
+        ws: Where the store and the models are.
+        version: A collection to read instead of the alias's target; blank for the alias.
+
+    Attributes:
+        loading: Whether a model is being loaded just now.
+    """
+
+    def __init__(self, ws: Workspace, *, version: str = "") -> None:
         self._ws = ws
+        self._version = version
         self._lock = threading.Lock()
-        self._embedders: dict[str, Embedder] = {}
+        self._models: dict[str, QueryVectors] = {}
+        self._counters: dict[str, TokenCounter] = {}
         self._current: Snapshot | None = None
         self._resolved_at = float("-inf")
+        self.loading = False
+
+    @property
+    def has_resolved(self) -> bool:
+        """Whether a version was ever resolved: from then on the model is loaded."""
+        return self._current is not None
 
     def resolve(self) -> Snapshot:
-        """The version that the alias points to now, or pointed to less than a second ago.
+        """The version that the alias points to now, or pointed to less than a second ago; its model is loaded.
 
         Raises:
             StoreUnavailableError: No store, no promoted version, or one that this code cannot read.
@@ -55,8 +116,16 @@ class SnapshotResolver:
 
     def forget(self) -> None:
         """Ask the store at the next `resolve`, however young the last answer is."""
-        with self._lock:
-            self._resolved_at = float("-inf")
+        self._resolved_at = float("-inf")
+
+    def token_counter(self, snapshot: Snapshot) -> TokenCounter:
+        """The token counter of a snapshot's model."""
+        from rag_pipeline.index.models import load_token_counter
+
+        model = snapshot.queries.embedder.model
+        if model.fingerprint not in self._counters:
+            self._counters[model.fingerprint] = load_token_counter(model)
+        return self._counters[model.fingerprint]
 
     def _resolve(self) -> Snapshot:
         ws = self._ws
@@ -65,20 +134,35 @@ class SnapshotResolver:
             raise StoreUnavailableError(
                 f"There is no index in the state folder {ws.state}. Run `rag-pipeline reindex`, or set --state."
             )
-        target = ws.store.alias_target(alias)
+        target = self._version if self._version else ws.store.alias_target(alias)
         if target is None:
             raise StoreUnavailableError(
                 f"No version is promoted under the alias {alias!r} in {ws.store.description}: reindex needed "
                 "(`rag-pipeline reindex`)."
             )
-        if self._current is not None and self._current.manifest.collection == target:
+        if self._current is not None and self._current.collection == target:
             return self._current
+        if self._version and not ws.store.exists(target):
+            raise StoreUnavailableError(
+                f"The version {target} is not in {ws.store.description} any more: it was pruned, or never built here."
+            )
         manifest = ws.versions.read(target)
-        return Snapshot(manifest, self._embedder(manifest))
+        matcher, failure = self._matcher(manifest)
+        return Snapshot(manifest, self._queries(manifest), matcher, failure)
 
-    def _embedder(self, manifest: Manifest) -> Embedder:
+    def _matcher(self, manifest: Manifest) -> "tuple[HintMatcher | None, str]":
+        """Hints help; a lookup does without them rather than not at all."""
+        from rag_pipeline.index.artifacts import KNOWLEDGE_INDEX
+        from rag_pipeline.retrieval.l0_hints import HintMatcher
+
+        try:
+            return HintMatcher.from_json(self._ws.artifacts.read(manifest, KNOWLEDGE_INDEX)), ""
+        except RagPipelineError as error:
+            return None, str(error)
+
+    def _queries(self, manifest: Manifest) -> QueryVectors:
         wanted = manifest.model.fingerprint
-        if wanted not in self._embedders:
+        if wanted not in self._models:
             model = self._ws.model_named(manifest.model.name)
             if model.fingerprint != wanted:
                 raise StoreUnavailableError(
@@ -86,5 +170,11 @@ class SnapshotResolver:
                     f"({wanted}, here {model.fingerprint}): reindex needed."
                 )
             threads = self._ws.settings.embedding.query_threads
-            self._embedders[wanted] = Embedder(model, threads=threads or None)
-        return self._embedders[wanted]
+            queries = QueryVectors(Embedder(model, threads=threads or None))
+            self.loading = True
+            try:
+                queries.of("warm-up")
+            finally:
+                self.loading = False
+            self._models[wanted] = queries
+        return self._models[wanted]

@@ -10,7 +10,7 @@ from pymilvus.client.connection_manager import ConnectionManager
 from rag_pipeline import reindex, release
 from rag_pipeline.errors import StoreUnavailableError
 from rag_pipeline.index.milvus import MilvusStore
-from rag_pipeline.retrieval.sdk_search import SdkSearch
+from rag_pipeline.retrieval.vector_search import VectorSearch
 from rag_pipeline.workspace import Workspace
 from rag_pipeline_tests.conftest import write
 from rag_pipeline_tests.contract.conftest import Backend
@@ -28,11 +28,11 @@ def flags(flags: dict[str, object]) -> dict[str, object]:
     return {**flags, "retrieval__milvus__timeout_s": LIMIT_S}
 
 
-def ids(search: SdkSearch) -> list[str]:
-    return [hit.id for hit in search.search(QUERY, top_k=20)]
+def ids(search: VectorSearch) -> list[str]:
+    return [hit.id for hit in search.nearest(QUERY, top_k=20)]
 
 
-def until_it_answers(search: SdkSearch) -> tuple[list[str], list[float]]:
+def until_it_answers(search: VectorSearch) -> tuple[list[str], list[float]]:
     """The first answer, and how long each search before it took to fail with the typed error."""
     began, failures = time.monotonic(), []
     while time.monotonic() - began < RECOVERY_S:
@@ -47,7 +47,7 @@ def until_it_answers(search: SdkSearch) -> tuple[list[str], list[float]]:
 
 def test_a_reader_outlives_a_killed_store(ws: Workspace, backend: Backend) -> None:
     reindex.reindex(ws)
-    search = SdkSearch(ws)
+    search = VectorSearch(ws, mode="sdk")
     before = ids(search)
     assert before
     backend.kill()
@@ -68,7 +68,7 @@ def test_a_reader_outlives_a_killed_store(ws: Workspace, backend: Backend) -> No
 
 def test_a_frozen_store_is_a_typed_error_in_time_and_the_reader_recovers(ws: Workspace, backend: Backend) -> None:
     reindex.reindex(ws)
-    search = SdkSearch(ws)
+    search = VectorSearch(ws, mode="sdk")
     before = ids(search)
     newcomer = MilvusStore(ws.settings.retrieval.milvus, lite_folder=ws.lite_folder)
     backend.freeze()
@@ -89,7 +89,7 @@ def test_a_frozen_store_is_a_typed_error_in_time_and_the_reader_recovers(ws: Wor
 
 def test_eight_threads_through_a_kill_get_right_answers_or_the_typed_error(ws: Workspace, backend: Backend) -> None:
     reindex.reindex(ws)
-    search = SdkSearch(ws)
+    search = VectorSearch(ws, mode="sdk")
     before = ids(search)
     open_before = ConnectionManager.get_instance().get_stats()["dedicated_connections"]
     ended = time.monotonic() + 12
@@ -130,7 +130,7 @@ def test_a_listing_that_the_store_dies_under_is_a_typed_error(ws: Workspace, bac
     with pytest.raises(StoreUnavailableError, match="query_iterator"):
         list(pages)
     backend.start()
-    until_it_answers(SdkSearch(ws))
+    until_it_answers(VectorSearch(ws, mode="sdk"))
     assert len(set(ws.store.ids(manifest.collection))) == manifest.chunks
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rag_pipeline import reindex, release
 from rag_pipeline.errors import RefusedError
-from rag_pipeline.retrieval.sdk_search import SdkSearch
+from rag_pipeline.retrieval.vector_search import VectorSearch
 from rag_pipeline.watch import Watch
 from rag_pipeline.workspace import Workspace
 from rag_pipeline_tests.conftest import write
@@ -73,7 +73,7 @@ def test_a_knowledge_base_lives_through_its_changes(
     assert len(kept) <= 3
     assert kept == [name for name in ws.store.collections() if name.startswith(ws.settings.index.alias)]
 
-    hits = SdkSearch(ws).search("清理镜像", top_k=10, category='宿"主\\机')
+    hits = VectorSearch(ws, mode="sdk").nearest("清理镜像", top_k=10, category='宿"主\\机')
     assert {hit.metadata["source"] for hit in hits} == {'宿"主\\机/disk.md'}
 
     synced = contents(ws)
@@ -136,10 +136,10 @@ def test_readers_see_no_error_and_no_mixture_while_versions_come_and_go(
     faults: list[object] = []
 
     def read() -> None:
-        search = SdkSearch(ws)
+        search = VectorSearch(ws, mode="sdk")
         while not ended.is_set():
             try:
-                hits = search.search("steps of a release", top_k=50)
+                hits = search.nearest("steps of a release", top_k=50)
             except Exception as error:  # whatever it is, a reader must not see it
                 faults.append(error)
                 continue
@@ -180,8 +180,8 @@ def test_a_reindex_in_another_process_reaches_a_reader_within_two_seconds(
     ws: Workspace, knowledge: Path, tmp_path: Path
 ) -> None:
     reindex.reindex(ws)
-    reader = SdkSearch(ws)
-    assert all("new.md" not in hit.metadata["source"] for hit in reader.search("A new runbook.", top_k=20))
+    reader = VectorSearch(ws, mode="sdk")
+    assert all("new.md" not in hit.metadata["source"] for hit in reader.nearest("A new runbook.", top_k=20))
     add(knowledge)
     settings = {name: str(value) for name, value, origin in ws.settings.effective() if origin == "command line"}
     settings |= {"knowledge.roots": [str(knowledge)]}  # type: ignore[dict-item]
@@ -194,6 +194,6 @@ def test_a_reindex_in_another_process_reaches_a_reader_within_two_seconds(
     assert other.returncode == 0, other.stderr
     assert ws.store.alias_target(ws.settings.index.alias) == other.stdout.strip()
     time.sleep(1.1)
-    assert any("new.md" in hit.metadata["source"] for hit in reader.search("A new runbook.", top_k=20))
+    assert any("new.md" in hit.metadata["source"] for hit in reader.nearest("A new runbook.", top_k=20))
     shutil.rmtree(ws.state / "artifacts")
-    assert reader.search("A new runbook.", top_k=1)
+    assert reader.nearest("A new runbook.", top_k=1)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rag_pipeline import reindex, release
-from rag_pipeline.retrieval.sdk_search import SdkSearch
+from rag_pipeline.retrieval.vector_search import VectorSearch
 from rag_pipeline.workspace import Workspace
 from rag_pipeline_tests.conftest import write
 
@@ -81,7 +81,7 @@ def test_killed_in_a_step_loses_nothing_and_leaves_nothing(
     killed = start(ws, where)
     assert (killed.communicate(timeout=120)[0].strip(), killed.returncode) == ("started", -signal.SIGKILL)
     assert_same(rows_of(ws), wanted if where == "moved" else old)
-    assert SdkSearch(ws).search("Redis memory", top_k=3)
+    assert VectorSearch(ws, mode="sdk").nearest("Redis memory", top_k=3)
 
     outcome = reindex.reindex(ws)
     assert outcome.result == ("unchanged" if where == "moved" else "promoted")

@@ -10,7 +10,7 @@ import pytest
 
 from rag_pipeline import reindex, release
 from rag_pipeline.records import Candidate
-from rag_pipeline.retrieval.sdk_search import SdkSearch
+from rag_pipeline.retrieval.vector_search import VectorSearch
 from rag_pipeline.workspace import Workspace
 from rag_pipeline_tests.conftest import write
 
@@ -25,10 +25,10 @@ def polling(workspaces: list[Workspace], query: str) -> Iterator[list[list[Candi
     done = threading.Event()
 
     def poll(ws: Workspace) -> None:
-        reader = SdkSearch(ws)
+        reader = VectorSearch(ws, mode="sdk")
         while not done.is_set():
             try:
-                answers.append(reader.search(query, top_k=10))
+                answers.append(reader.nearest(query, top_k=10))
             except Exception as error:
                 errors.append(error)
 
@@ -102,11 +102,11 @@ def test_a_reader_that_slept_while_its_version_was_dropped_finds_the_new_one(
 ) -> None:
     ws = open_workspace(index__keep_versions=1)
     old = reindex.reindex(ws).manifest.collection
-    reader = SdkSearch(ws)
-    reader.search("Redis memory", top_k=1)
+    reader = VectorSearch(ws, mode="sdk")
+    reader.nearest("Redis memory", top_k=1)
     reader._snapshots._resolved_at = float("inf")  # it has just asked, and now sleeps
     write(knowledge / "cache/new.md", "# New\n\nText.\n")
     new = reindex.reindex(ws).manifest.collection
     release.prune(ws)
     assert ws.store.collections() == [new] != [old]
-    assert reader.search("New", top_k=1)
+    assert reader.nearest("New", top_k=1)

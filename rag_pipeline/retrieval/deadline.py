@@ -1,0 +1,81 @@
+"""One time limit for a whole lookup, and a way to stop waiting for a call that does not keep to its own."""
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from rag_pipeline.errors import StoreUnavailableError
+
+T = TypeVar("T")
+
+
+class Deadline:
+    """A point in time that all calls of one lookup share.
+
+    Args:
+        limit_s: Seconds from now.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._ends_at = time.monotonic() + limit_s
+
+    @property
+    def limit_s(self) -> float:
+        """The whole limit."""
+        return self._limit_s
+
+    def left(self) -> float:
+        """Seconds left, at least a millisecond: a call with no time left fails at once by its own limit."""
+        return max(self._ends_at - time.monotonic(), 0.001)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no time is left."""
+        return time.monotonic() >= self._ends_at
+
+    def extend(self, seconds: float) -> None:
+        """Leave ``seconds`` out of the count (a model was loaded)."""
+        self._ends_at += seconds
+
+
+class _Outcome(Generic[T]):
+    def __init__(self) -> None:
+        self.value: T | None = None
+        self.error: BaseException | None = None
+
+
+def call_within(limit_s: float, what: str, function: Callable[[], T]) -> T:
+    """Call ``function`` in a thread of its own and wait for it for at most ``limit_s`` seconds.
+
+    A call that is given up goes on in its daemon thread; what it returns is dropped.
+
+    Args:
+        what: Names the call in the message.
+
+    Raises:
+        StoreUnavailableError: It has not returned in time.
+        BaseException: Whatever the function raises.
+    """
+    outcome: _Outcome[T] = _Outcome()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            outcome.value = context.run(function)
+        except BaseException as error:
+            outcome.error = error
+
+    thread = threading.Thread(target=run, name=f"lookup: {what}", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        raise StoreUnavailableError(
+            f"{what} has not answered within {limit_s:.1f} s. `rag-pipeline doctor` looks into the store; "
+            "retrieval.timeout_s is the limit of a whole lookup."
+        )
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.value  # type: ignore[return-value]

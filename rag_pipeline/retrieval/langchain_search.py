@@ -1,0 +1,148 @@
+"""The framework path: the same collection through LangChain's Milvus vector store, read only.
+
+What langchain-milvus 0.4 does otherwise than is wanted here, and how it is handled: it answers a missing collection
+with no results and gives a collection without index one, so both are looked for first; its relevance function assumes
+another metric, so the distance itself is taken; its connection has no time limit of its own at construction, so the
+caller waits for it in a thread it can leave.
+"""
+
+import contextlib
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from rag_pipeline.errors import StoreUnavailableError
+from rag_pipeline.index.milvus import (
+    OUTPUT_FIELDS,
+    SERVING_CONSISTENCY,
+    MilvusStore,
+    literal,
+    nearest_first,
+    search_params,
+)
+from rag_pipeline.records import Candidate
+from rag_pipeline.retrieval.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from langchain_core.documents import Document
+    from langchain_milvus import Milvus
+
+
+class LangChainSearch:
+    """Searches with LangChain's vector store; safe to use from many threads.
+
+    Candidates carry the squared L2 distance d as ``score`` and the cosine ``1 - d / 2`` as ``raw_score``, with the
+    label ``similarity``.
+
+    Args:
+        store: Says where the collection is; the connection is one of LangChain's own.
+    """
+
+    name = "langchain"
+
+    def __init__(self, store: MilvusStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._opened: tuple[str, Milvus] | None = None
+
+    def search(
+        self, snapshot: Snapshot, query: str, *, top_k: int, category: str, limit_s: float | None
+    ) -> list[Candidate]:
+        """The nearest chunks to a query; see `SdkSearch.search`.
+
+        Raises:
+            Exception: Whatever LangChain, its driver or the store make of a failure.
+        """
+        vector_store = self._vector_store(snapshot)
+        try:
+            found = vector_store.similarity_search_with_score(
+                query,
+                k=top_k,
+                param=search_params(top_k),
+                expr=f"category == {literal(category)}" if category else "",
+                timeout=limit_s,
+                consistency_level=SERVING_CONSISTENCY,
+            )
+            return sorted((_candidate(document, float(score)) for document, score in found), key=nearest_first)
+        except Exception:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close LangChain's connection; the next search opens a new one (a restarted server has another address)."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            with contextlib.suppress(Exception):
+                opened[1].client.close()
+
+    def _vector_store(self, snapshot: Snapshot) -> "Milvus":
+        opened = self._opened
+        if opened is not None and opened[0] == snapshot.collection:
+            return opened[1]
+        with self._lock:
+            opened = self._opened
+            if opened is None or opened[0] != snapshot.collection:
+                vector_store = self._open(snapshot)
+                self.close()
+                self._opened = opened = (snapshot.collection, vector_store)
+            return opened[1]
+
+    def _open(self, snapshot: Snapshot) -> "Milvus":
+        collection = snapshot.collection
+        if not self._store.exists(collection):
+            raise StoreUnavailableError(f"{collection} is not in {self._store.description}.")
+        index = self._store.index_params(collection)
+        if (metric := index.get("metric_type")) != "L2":
+            raise StoreUnavailableError(
+                f"The vectors of {collection} have {f'an index for {metric}' if index else 'no index'}; an L2 index is "
+                "needed: reindex needed."
+            )
+        dimension, wanted = self._store.dimension(collection), snapshot.manifest.model.dimension
+        if dimension != wanted:
+            raise StoreUnavailableError(
+                f"The vectors of {collection} have {dimension} dimensions, its model gives {wanted}: reindex needed."
+            )
+        options = self._store.client_options()
+        from langchain_core.embeddings import Embeddings
+        from langchain_milvus import Milvus
+
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        # It warns once an object that no event loop runs; nothing here is asynchronous.
+        logging.getLogger("langchain_milvus").setLevel(logging.ERROR)
+
+        class Queries(Embeddings):  # type: ignore[misc]
+            """The version's own model, as LangChain wants it."""
+
+            def embed_query(self, text: str) -> list[float]:
+                return [float(value) for value in snapshot.queries.of(text)]
+
+            def embed_documents(self, texts: list[str]) -> list[list[float]]:
+                raise NotImplementedError("The framework path only reads.")
+
+        vector_store = Milvus(
+            embedding_function=Queries(),
+            collection_name=collection,
+            connection_args=options,
+            consistency_level=SERVING_CONSISTENCY,
+            index_params=index,
+            search_params=search_params(1),
+            primary_field="id",
+            text_field="content",
+            vector_field="vector",
+            auto_id=False,
+        )
+        vector_store.fields = [name for name in vector_store.fields if name in OUTPUT_FIELDS]
+        return vector_store
+
+
+def _candidate(document: "Document", distance: float) -> Candidate:
+    row: dict[str, Any] = document.metadata
+    return Candidate(
+        id=str(row["id"]),
+        content=document.page_content,
+        category=str(row["category"]),
+        score=distance,
+        raw_score=1.0 - distance / 2.0,
+        score_label="similarity",
+        metadata=dict(row["metadata"]),
+    )

@@ -1,0 +1,417 @@
+"""Recording: redacted, spooled, written once, without failing the caller."""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from rag_pipeline.errors import ConfigurationError
+from rag_pipeline.invocations import recorder as recorder_module
+from rag_pipeline.invocations.database import Database
+from rag_pipeline.invocations.recorder import InvocationRecorder
+from rag_pipeline.invocations.store import InvocationStore
+from rag_pipeline_tests.invocations.samples import invocation, open_database, run_python, series
+
+LIMIT_S = 20.0
+Open = Callable[..., InvocationRecorder]
+
+
+@pytest.fixture
+def spool(state: Path) -> Path:
+    return state / "spool"
+
+
+@pytest.fixture
+def open_recorder(spool: Path) -> Iterator[Open]:
+    """Opens recorders over one spool folder, and closes them."""
+    opened = []
+
+    def build(database: Database, **options: object) -> InvocationRecorder:
+        opened.append(InvocationRecorder(database, **{"spool_folder": spool, "retention_days": 0, **options}))
+        return opened[-1]
+
+    yield build
+    for recorder in opened:
+        recorder.close(0.1)
+
+
+def files(spool: Path) -> list[Path]:
+    return sorted(spool.iterdir()) if spool.exists() else []
+
+
+def spooled(spool: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in files(spool))
+
+
+def test_a_record_is_in_the_database_after_a_flush_and_the_spool_is_empty(
+    database: Database, store: InvocationStore, open_recorder: Open, spool: Path
+) -> None:
+    recorder = open_recorder(database)
+    rows = series(50)
+    for row in rows:
+        recorder.record(row)
+    assert recorder.flush(LIMIT_S)
+    assert store.list(limit=100) == tuple(reversed(rows))
+    assert files(spool) == []
+    assert (recorder.waiting(), recorder.dropped, recorder.last_failure) == (0, 0, "")
+
+
+def test_a_flush_without_records_is_done_at_once_even_without_a_database(
+    empty_database: Database, open_recorder: Open
+) -> None:
+    assert open_recorder(empty_database).flush(0)
+
+
+def test_secrets_reach_neither_the_spool_nor_the_database(state: Path, open_recorder: Open, spool: Path) -> None:
+    database = open_database(state)
+    recorder = open_recorder(database, patterns=[r"EMP-\d+"])
+    secret = invocation(
+        session_id="token=hunter2",
+        input_params={"query": "password=hunter2", "api_key": "hunter2", "who": "EMP-4711"},
+        output_preview="Authorization: Bearer hunter2hunter2 EMP-4711",
+        retrieval_details={"a": [{"b": "redis://u:hunter2@h"}], "EMP-4711": 1},
+        dedup_reason="secret: hunter2",
+    )
+    recorder.record(secret)
+    assert not recorder.flush(0.3)
+    assert b"redacted" in spooled(spool)
+    assert b"hunter2" not in spooled(spool)
+    assert b"EMP-4711" not in spooled(spool)
+    database.upgrade()
+    assert recorder.flush(LIMIT_S)
+    row = InvocationStore(database).get(secret.id)
+    assert row.input_params == {"query": "password=[redacted]", "api_key": "[redacted]", "who": "[redacted]"}
+    assert row.output_preview == "Authorization: [redacted] [redacted]"
+    assert "hunter2" not in row.to_json_line()
+
+
+def test_a_wrong_pattern_is_an_error_when_the_recorder_is_made(database: Database, spool: Path) -> None:
+    with pytest.raises(ConfigurationError):
+        InvocationRecorder(database, spool_folder=spool, patterns=["("])
+
+
+def test_without_tables_records_wait_and_a_lookup_makes_none(
+    empty_database: Database, open_recorder: Open, state: Path, spool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = open_recorder(empty_database)
+    for row in series(3):
+        recorder.record(row)
+        assert not recorder.flush(0.3)
+    assert not (state / "invocations.db").exists()
+    assert spooled(spool).count(b"\n") == 3
+    assert "no database yet" in recorder.last_failure
+    assert sum("wait in the spool" in message for message in caplog.messages) == 1
+    empty_database.upgrade()
+    assert recorder.flush(LIMIT_S)
+    assert InvocationStore(empty_database).count() == 3
+    assert recorder.last_failure == ""
+
+
+def test_a_database_that_comes_up_is_written_to_without_being_asked(
+    empty_database: Database, open_recorder: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder_module, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(recorder_module, "_LONGEST_PAUSE_S", 0.05)
+    recorder = open_recorder(empty_database)
+    recorder.record(invocation())
+    assert not recorder.flush(0.2)
+    empty_database.upgrade()
+    with recorder._changed:
+        assert recorder._changed.wait_for(lambda: recorder._written == 1, timeout=LIMIT_S)
+    assert InvocationStore(empty_database).count() == 1
+
+
+def test_another_schema_is_not_written_to(database: Database, open_recorder: Open, state: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(state / "invocations.db") as connection:
+        connection.execute("UPDATE rag_pipeline_version SET version_num = '9999'")
+    recorder = open_recorder(open_database(state))
+    recorder.record(invocation())
+    assert not recorder.flush(0.3)
+    assert "schema 9999" in recorder.last_failure
+    with sqlite3.connect(state / "invocations.db") as connection:
+        assert connection.execute("SELECT count(*) FROM tool_invocation").fetchone() == (0,)
+        connection.execute("UPDATE rag_pipeline_version SET version_num = '0001'")
+    assert recorder.flush(LIMIT_S)
+
+
+def test_what_an_earlier_recorder_left_is_written_by_the_next(
+    empty_database: Database, open_recorder: Open, spool: Path
+) -> None:
+    earlier = open_recorder(empty_database)
+    left = series(5)
+    for row in left:
+        earlier.record(row)
+    assert not earlier.close(0.3)
+    empty_database.upgrade()
+    later = open_recorder(empty_database)
+    own = invocation()
+    later.record(own)
+    assert later.flush(LIMIT_S)
+    assert {row.id for row in InvocationStore(empty_database).list()} == {row.id for row in [*left, own]}
+    assert files(spool) == []
+
+
+def test_a_recorder_can_begin_with_what_was_left_before_it_records(
+    empty_database: Database, open_recorder: Open, spool: Path
+) -> None:
+    earlier = open_recorder(empty_database)
+    earlier.record(invocation())
+    earlier.close(0.1)
+    empty_database.upgrade()
+    later = open_recorder(empty_database)
+    assert later.waiting() == 1
+    later.start()
+    with later._changed:
+        assert later._changed.wait_for(lambda: later._attempts > 0 and not files(spool), timeout=LIMIT_S)
+    assert InvocationStore(empty_database).count() == 1
+
+
+def test_lines_that_are_none_are_kept_aside_once_and_the_others_go_in(
+    empty_database: Database, open_recorder: Open, spool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = series(2)
+    torn = good[0].to_json_line().encode()[:100]
+    spool.mkdir(parents=True)
+    (spool / "0.ready").write_bytes(
+        b"\n".join([good[0].to_json_line().encode(), b"{garbage}", good[1].to_json_line().encode(), torn])
+    )
+    recorder = open_recorder(empty_database)
+    own = invocation()
+    recorder.record(own)
+    assert not recorder.flush(0.6)  # a database that is down must not have them kept aside with every attempt
+    assert not list(spool.glob("*.refused"))
+    empty_database.upgrade()
+    assert recorder.flush(LIMIT_S)
+    assert {row.id for row in InvocationStore(empty_database).list()} == {row.id for row in [*good, own]}
+    assert [(path.name, path.read_bytes()) for path in files(spool)] == [("0.refused", b"{garbage}\n" + torn + b"\n")]
+    assert sum("2 lines of" in message for message in caplog.messages) == 1
+
+
+def test_a_row_that_the_database_refuses_is_kept_aside_and_logged(
+    database: Database, store: InvocationStore, open_recorder: Open, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rag_pipeline.invocations import tables
+
+    rows = series(3)
+    good = tables.row_of
+    monkeypatch.setattr(
+        tables, "row_of", lambda row: {**good(row), **({"tool_name": None} if row.id == rows[1].id else {})}
+    )
+    recorder = open_recorder(database)
+    for row in rows:
+        recorder.record(row)
+    assert recorder.flush(LIMIT_S)
+    assert store.list() == (rows[2], rows[0])
+    (aside,) = files(spool)
+    assert (aside.suffix, aside.read_bytes()) == (".refused", rows[1].to_json_line().encode() + b"\n")
+
+
+def test_an_error_that_nobody_thought_of_loses_nothing(
+    database: Database, store: InvocationStore, open_recorder: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = open_recorder(database)
+    real = InvocationStore.insert
+    failures = iter([True, True])
+
+    def insert(self: InvocationStore, rows: object) -> dict[str, str]:
+        if next(failures, False):
+            raise ZeroDivisionError("unheard of")
+        return real(self, rows)
+
+    monkeypatch.setattr(InvocationStore, "insert", insert)
+    recorder.record(invocation())
+    assert recorder.flush(LIMIT_S)
+    assert store.count() == 1
+
+
+def test_without_a_spool_the_record_goes_to_the_database_from_memory(
+    database: Database, store: InvocationStore, open_recorder: Open, spool: Path
+) -> None:
+    spool.write_text("a file where the folder should be")
+    recorder = open_recorder(database)
+    rows = series(3)
+    for row in rows:
+        recorder.record(row)
+    assert recorder.flush(LIMIT_S)
+    assert store.list() == tuple(reversed(rows))
+    assert recorder.dropped == 0
+
+
+def test_without_spool_and_database_a_bounded_number_waits_and_the_rest_is_counted(
+    empty_database: Database,
+    open_recorder: Open,
+    spool: Path,
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(recorder_module, "_MOST_UNSPOOLED", 5)
+    state.mkdir()
+    spool.write_text("a file where the folder should be")
+    recorder = open_recorder(empty_database)
+    rows = series(30)
+    for row in rows:
+        recorder.record(row)
+    assert not recorder.flush(0.3)
+    assert (recorder.dropped, recorder.waiting()) == (25, 5)
+    assert [record.levelno for record in caplog.records].count(logging.ERROR) == 2  # the 1st and the 10th
+    empty_database.upgrade()
+    assert recorder.flush(LIMIT_S)
+    assert InvocationStore(empty_database).list() == tuple(reversed(rows[:5]))
+
+
+def test_what_is_in_memory_goes_to_the_spool_when_that_comes_back_first(
+    empty_database: Database, open_recorder: Open, spool: Path, state: Path
+) -> None:
+    state.mkdir()
+    spool.write_text("a file where the folder should be")
+    recorder = open_recorder(empty_database)
+    recorder.record(invocation())
+    assert not recorder.flush(0.3)
+    spool.unlink()
+    assert not recorder.flush(0.6)
+    assert spooled(spool).count(b"\n") == 1
+    assert recorder.waiting() == 1
+
+
+def test_a_spool_that_is_deleted_under_the_recorder_is_made_again(
+    database: Database, store: InvocationStore, open_recorder: Open, spool: Path
+) -> None:
+    recorder = open_recorder(database)
+    recorder.record(invocation())
+    assert recorder.flush(LIMIT_S)
+    shutil.rmtree(spool)
+    recorder.record(invocation())
+    assert recorder.flush(LIMIT_S)
+    assert store.count() == 2
+
+
+def test_whatever_goes_wrong_in_recording_is_counted_and_not_raised(
+    database: Database, open_recorder: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = open_recorder(database)
+    monkeypatch.setattr(recorder_module, "_redacted", lambda *_: 1 / 0)
+    recorder.record(invocation())
+    assert recorder.dropped == 1
+
+
+def test_a_record_that_is_too_long_is_shortened_and_says_so(
+    database: Database, store: InvocationStore, open_recorder: Open
+) -> None:
+    recorder = open_recorder(database)
+    huge = invocation(retrieval_details={"text": "x" * 2_000_000}, output_preview="y" * 5000)
+    recorder.record(huge)
+    assert recorder.flush(LIMIT_S)
+    row = store.get(huge.id)
+    assert "more than 1048576" in row.retrieval_details["omitted"]
+    assert row == replace(
+        huge, retrieval_details=row.retrieval_details, input_params=row.retrieval_details, output_preview="y" * 1000
+    )
+
+
+def test_old_rows_are_purged_after_writing(database: Database, store: InvocationStore, open_recorder: Open) -> None:
+    today = datetime.now(UTC)
+    old = [invocation(created_at=today - timedelta(days=days)) for days in (91, 92)]
+    young = [invocation(created_at=today - timedelta(days=days)) for days in (0, 89)]
+    store.insert([*old, *young])
+    recorder = open_recorder(database, retention_days=90)
+    recorder.record(invocation(created_at=today))
+    assert recorder.flush(LIMIT_S)
+    recorder.close(LIMIT_S)
+    recorder._thread.join(LIMIT_S)
+    assert store.count() == 3
+    assert all(store.get(row.id) is None for row in old)
+
+
+def test_a_retention_of_0_keeps_everything(database: Database, store: InvocationStore, open_recorder: Open) -> None:
+    store.insert([invocation(created_at=datetime(1990, 1, 1, tzinfo=UTC))])
+    recorder = open_recorder(database, retention_days=0)
+    recorder.record(invocation())
+    assert recorder.flush(LIMIT_S)
+    recorder.close(LIMIT_S)
+    recorder._thread.join(LIMIT_S)
+    assert store.count() == 2
+
+
+def test_what_waits_for_longer_than_rows_are_kept_is_deleted_though_the_database_is_down(
+    empty_database: Database, open_recorder: Open, spool: Path
+) -> None:
+    spool.mkdir(parents=True)
+    for name, days in (("old", 91), ("young", 89)):
+        (spool / f"{name}.ready").write_text(invocation().to_json_line() + "\n")
+        moment = (datetime.now(UTC) - timedelta(days=days)).timestamp()
+        os.utime(spool / f"{name}.ready", (moment, moment))
+    recorder = open_recorder(empty_database, retention_days=90)
+    recorder.start()
+    with recorder._changed:
+        assert recorder._changed.wait_for(lambda: recorder._attempts > 0, timeout=LIMIT_S)
+    assert [path.name for path in files(spool)] == ["young.ready"]
+
+
+def test_a_short_process_has_its_row_in_the_database_when_it_ends(database: Database, state: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from rag_pipeline.invocations.recorder import InvocationRecorder
+from rag_pipeline_tests.invocations.samples import invocation, open_database
+state = Path(sys.argv[1])
+recorder = InvocationRecorder(open_database(state), spool_folder=state / "spool", retention_days=0)
+one = invocation(); recorder.record(one); print(one.id)
+"""
+    made = run_python(script, state).strip()
+    assert InvocationStore(database).get(made) is not None
+    assert files(state / "spool") == []
+
+
+def test_a_forked_child_writes_its_own_records_and_not_its_parents(
+    database: Database, store: InvocationStore, state: Path
+) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from rag_pipeline.invocations.recorder import InvocationRecorder
+from rag_pipeline_tests.invocations.samples import invocation, open_database
+state = Path(sys.argv[1])
+recorder = InvocationRecorder(open_database(state), spool_folder=state / "spool", retention_days=0)
+recorder.record(invocation(tool_name="parent"))
+children = []
+for number in range(4):
+    recorder.record(invocation(tool_name="parent"))
+    pid = os.fork()
+    if pid == 0:
+        for _ in range(10):
+            recorder.record(invocation(tool_name=f"child {number}"))
+        os._exit(0 if recorder.flush(20) and recorder.dropped == 0 else 1)
+    children.append(pid)
+assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+recorder.record(invocation(tool_name="parent"))
+assert recorder.flush(20)
+"""
+    run_python(script, state)
+    names = [row.tool_name for row in store.list(limit=100)]
+    assert {name: names.count(name) for name in names} == {
+        "parent": 6, "child 0": 10, "child 1": 10, "child 2": 10, "child 3": 10,
+    }  # fmt: skip
+    assert files(state / "spool") == []
+
+
+def test_recording_after_closing_leaves_the_line_to_the_next(
+    database: Database, store: InvocationStore, open_recorder: Open, state: Path
+) -> None:
+    recorder = open_recorder(database)
+    assert recorder.close(LIMIT_S)
+    recorder.record(invocation())
+    assert not recorder.flush(0.2)
+    assert store.count() == 0
+    assert recorder.close(0.1) is False
+    other = open_recorder(open_database(state))
+    other.record(invocation())
+    assert other.flush(LIMIT_S)
+    assert store.count() == 2

@@ -1,7 +1,6 @@
 """Invocations to record."""
 
 import os
-import pwd
 import subprocess
 import sys
 from dataclasses import replace
@@ -50,21 +49,19 @@ def open_database(state: Path, *, url: str = "", timeout_s: float = 2) -> Databa
     return Database(DatabaseSettings(url=url, timeout_s=timeout_s), state=state)
 
 
-def run_python(script: str, *arguments: object, as_nobody: bool = False, check: bool = True) -> str:
-    """Run a script in a process of its own; returns what it prints."""
-    account: dict[str, Any] = {}
-    if as_nobody:
-        nobody = pwd.getpwnam("nobody")
-        account = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+def run_python(script: str, *arguments: object, obeys_modes: bool = False, check: bool = True) -> str:
+    """Run a script in a process of its own; returns what it prints.
+
+    With ``obeys_modes`` it may not write to read-only files, even when it is root's.
+    """
+    before = ["setpriv", "--bounding-set=-dac_override"] if obeys_modes and os.geteuid() == 0 else []
     done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
+        [*before, sys.executable, "-c", script, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        **account,
     )
     assert not check or done.returncode == 0, done.stderr
     return done.stdout

@@ -190,13 +190,13 @@ def _postgresql_arguments(*, wait_s: float, connect_s: float) -> dict[str, Any]:
 
 
 def _mysql_arguments(*, wait_s: float, connect_s: float, upgrading: bool) -> dict[str, Any]:
-    # InnoDB waits whole seconds, one at least.
     strict = "sql_mode=CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"
+    seconds = max(1, round(wait_s))  # MySQL takes whole seconds, one at least
     limit = UPGRADE_LIMIT_S if upgrading else connect_s + wait_s
     return {
         "charset": "utf8mb4",
         "connect_timeout": connect_s,
         "read_timeout": limit,
         "write_timeout": limit,
-        "init_command": f"SET SESSION {strict}, innodb_lock_wait_timeout={max(1, round(wait_s))}",
+        "init_command": f"SET SESSION {strict}, innodb_lock_wait_timeout={seconds}, lock_wait_timeout={seconds}",
     }

@@ -81,7 +81,7 @@ class InvocationStore:
 
         Args:
             limit: How many at most.
-            session_id: Only of this session; blank: of all.
+            session_id: Only of this session, blanks around it left out; blank: of all.
             before: Only those created earlier than this; ``None``: all.
         """
         import sqlalchemy as sa
@@ -90,7 +90,7 @@ class InvocationStore:
 
         query = sa.select(tool_invocation)
         if session_id:
-            query = query.where(tool_invocation.c.session_id == session_id)
+            query = query.where(tool_invocation.c.session_id == session_id.strip())
         if before is not None:
             query = query.where(tool_invocation.c.created_at < before)
         query = query.order_by(tool_invocation.c.created_at.desc(), tool_invocation.c.id.desc()).limit(max(0, limit))

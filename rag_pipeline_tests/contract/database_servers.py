@@ -132,8 +132,11 @@ class DatabaseServer(ABC):
             self._process = None
 
     def remove(self) -> None:
-        """Stop it and delete its data."""
-        self.stop()
+        """Kill it and delete its data."""
+        if self._process is not None:
+            with contextlib.suppress(Exception):
+                self.signal(signal.SIGKILL)
+            self._process.wait()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _run(self, *command: str) -> None:

@@ -64,7 +64,7 @@ def test_the_list_is_newest_first_and_equal_times_go_by_id(store: InvocationStor
 
 
 def test_the_list_of_a_session_holds_no_other(store: InvocationStore) -> None:
-    store.insert([invocation(session_id=name) for name in ("a", "A", "a ", "", "a")])
+    store.insert([invocation(session_id=name) for name in ("a", "A", "b", "", "a")])
     assert [row.session_id for row in store.list(session_id="a")] == ["a", "a"]
     assert len(store.list()) == 5
 

@@ -24,6 +24,7 @@ LAYERS = (
     {"retrieval"},
     {"lookup_knowledge"},
     {"tool_declarations"},
+    {"examples"},
     {"verdicts"},
     {"contracts"},
     {"steps"},

@@ -28,48 +28,44 @@ def pack_context(
         count: Units of a text; 0 for an empty one.
 
     Returns:
-        The pack; its ``used`` is at most ``budget``.
+        The pack; its ``used`` is the sum over its blocks and at most ``budget``.
     """
-    pack = _pack(blocks, budget, count)
-    room = budget
-    while count(pack[0]) > budget:  # a tokenizer may see more in the whole than in its parts
-        room = max(0, room - max(1, count(pack[0]) - budget))
-        pack = _pack(blocks, room, count)
-    text, included, omitted = pack
-    return ContextPack(
-        text=text, budget=budget, unit=unit, used=count(text) if text else 0,
-        included=tuple(included), omitted=tuple(omitted),
-    )  # fmt: skip
-
-
-_Packed = tuple[str, list[dict[str, Any]], list[dict[str, Any]]]
-
-
-def _pack(blocks: Sequence[EvidenceBlock], budget: int, count: Callable[[str], int]) -> _Packed:
     parts: list[str] = []
     included: list[dict[str, Any]] = []
     omitted: list[dict[str, Any]] = []
     used = 0
     for number, block in enumerate(blocks, 1):
         place = {"source": block.source, "title": block.title, "breadcrumb": block.breadcrumb_text}
-        if omitted:
+        packed = None if omitted else _packed(number, block, room=budget - used, count=count, first=not parts)
+        if packed is None:
             omitted.append(place)
             continue
-        fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", block.content)), default=0))
-        head = f"{_header(number, block)}\n{fence}evidence {number}\n"
-        tail = f"\n{fence}\n"
-        separator = "\n" if parts else ""
-        frame = count(separator + head + tail)
-        room = budget - used - frame
-        content, cut = _fitted(block.content, room, count)
-        if not content or (cut and count(content) < min(_LEAST_CONTENT, count(block.content))):
-            omitted.append(place)
-            continue
-        part = separator + head + content + tail
-        used += count(part)
+        part, units, cut = packed
+        used += units
         parts.append(part)
         included.append({"number": number, **place, "hit_reasons": block.hit_reasons, "truncated": cut})
-    return "".join(parts), included, omitted
+    return ContextPack(
+        text="".join(parts), budget=budget, unit=unit, used=used, included=tuple(included), omitted=tuple(omitted)
+    )
+
+
+def _packed(
+    number: int, block: EvidenceBlock, *, room: int, count: Callable[[str], int], first: bool
+) -> tuple[str, int, bool] | None:
+    """A block's text, its units and whether its content was cut; ``None`` when too little of it would fit."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", block.content)), default=0))
+    head = f"{'' if first else chr(10)}{_header(number, block)}\n{fence}evidence {number}\n"
+    tail = f"\n{fence}\n"
+    whole = head + block.content + tail
+    if (units := count(whole)) <= room:
+        return whole, units, False
+    content = _first_lines(block.content, room - count(head + tail), count)
+    while content and count(head + content + tail) > room:  # tokens may join differently in the whole
+        content = _first_lines(block.content, count(content) - count("\n" + CUT) - 1, count)
+    if not content or count(content) < min(_LEAST_CONTENT, count(block.content)):
+        return None
+    part = head + content + tail
+    return part, count(part), True
 
 
 def _header(number: int, block: EvidenceBlock) -> str:
@@ -82,23 +78,23 @@ def _one_line(text: str) -> str:
     return " ".join(text.replace("`", "'").split())
 
 
-def _fitted(content: str, room: int, count: Callable[[str], int]) -> tuple[str, bool]:
-    """As many whole lines of ``content`` as fit ``room`` units, and whether any is missing."""
-    if count(content) <= room:
-        return content, False
+def _first_lines(content: str, room: int, count: Callable[[str], int]) -> str:
+    """As many whole lines as fit ``room`` units with the note that it was cut; blank when nothing does."""
     room -= count("\n" + CUT)
     if room <= 0:
-        return "", True
+        return ""
     lines = content.split("\n")
-    low, high = 0, len(lines)  # the first `low` lines fit, the first `high` do not
+    kept = "\n".join(lines[: _most(len(lines), lambda n: count("\n".join(lines[:n])) <= room)]).rstrip()
+    if not kept:  # a first line that alone is too long is cut within
+        line = next((line for line in lines if line.strip()), "")
+        kept = line[: _most(len(line), lambda n: count(line[:n]) <= room)].rstrip()
+    return f"{kept}\n{CUT}" if kept else ""
+
+
+def _most(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to ``limit`` that fits, where all smaller ones do; 0 when 1 does not."""
+    low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if count("\n".join(lines[:middle])) <= room else (low, middle)
-    kept = "\n".join(lines[:low]).rstrip()
-    if not kept:  # a first line that alone is too long is cut within
-        line, low, high = lines[0], 0, len(lines[0])
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if count(line[:middle]) <= room else (low, middle)
-        kept = line[:low].rstrip()
-    return (f"{kept}\n{CUT}" if kept else ""), True
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

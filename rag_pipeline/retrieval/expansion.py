@@ -8,7 +8,7 @@ from rag_pipeline.records import Candidate
 Fetch = Callable[[list[str]], Mapping[str, Candidate]]
 """Chunks of the same version by id; those that are not there are left out."""
 
-_ITEM = re.compile(r"\s{0,12}(?:[-*+•]|\d{1,4}[.)、])\s")
+_ITEM = re.compile(r"\s{0,12}(?:(?:[-*+•]|\d{1,4}[.)])\s|\d{1,4}、)")
 _FENCE = re.compile(r"[ >]*(`{3,}|~{3,})(.*)")
 
 
@@ -78,8 +78,7 @@ def _ends_in_item(lines: Sequence[str]) -> bool:
 
 
 def _starts_anew(line: str) -> bool:
-    number = re.match(r"\s{0,3}(\d{1,4})[.)、]\s", line)
-    return bool(number) and int(number[1]) == 1 if number else False
+    return re.match(r"\s{0,3}1(?:[.)]\s|、)", line) is not None
 
 
 def _neighbour_id(chunk: Candidate, *, forward: bool) -> str:

@@ -1,0 +1,1 @@
+"""Programs to read and run that show how the project is used."""

@@ -113,7 +113,7 @@ class KnowledgeLookup:
         """Write what is to be recorded (what cannot be stays in the spool), and let go of connections."""
         deadline = Deadline(timeout_s)
         if self._sidecar is not None:
-            self._sidecar.close(deadline.left())
+            self._sidecar.close(deadline.left() / 2)
         if self._recorder is not None:
             self._recorder.close(deadline.left())
         self._retriever.close()
@@ -223,9 +223,13 @@ class KnowledgeLookup:
         if recorder is None:
             return
         retrieval, snapshot = retrieved.retrieval, retrieved.snapshot
-        sidecar = self._started_sidecar()
+        sidecar, status = None, {"status": "disabled"}
+        try:
+            if (sidecar := self._started_sidecar()) is not None:
+                status = {"status": "skipped", "reason": "nothing searched"}
+        except Exception as error:  # whatever it is, it is the sidecar's, not the lookup's
+            status = {"status": "unavailable", "reason": str(error) or type(error).__name__}
         if sidecar is None or retrieval is None or snapshot is None:
-            status = {"status": "disabled"} if sidecar is None else {"status": "skipped", "reason": "nothing searched"}
             recorder.record(invocation_of(result, call, retrieved, settings=self._retrieval, sidecar=status))
             return
         sidecar.compare(

@@ -166,8 +166,10 @@ class VectorSearch:
             started = time.monotonic()
             try:
                 path = self._path(name)
-                ask = partial(path.search, snapshot, query, top_k=top_k, category=category, limit_s=limit_s)
+                # A little less for the call itself: it knows better what went wrong than the one who waits for it.
+                ask = partial(path.search, snapshot, query, top_k=top_k, category=category, limit_s=0.95 * limit_s)
                 found = call_within(limit_s, _WHAT[name], ask)
+                _refuse_silence(snapshot, found, category)
             except Exception as error:
                 # Whatever a framework raises must not reach an agent.
                 ms = (time.monotonic() - started) * 1000.0
@@ -192,7 +194,9 @@ class VectorSearch:
             StoreUnavailableError: The store does not answer in time.
         """
         limit_s = min(deadline.left(), self._read_limit_s)
-        rows = call_within(limit_s, "The store", lambda: self._store.get(snapshot.collection, ids, limit_s=limit_s))
+        rows = call_within(
+            limit_s, "The store", lambda: self._store.get(snapshot.collection, ids, limit_s=0.95 * limit_s)
+        )
         return {
             key: Candidate(
                 id=key,
@@ -251,6 +255,15 @@ def on_current(
             pass
         resolver.forget()
     return use(resolve())
+
+
+def _refuse_silence(snapshot: Snapshot, found: list[Candidate], category: str) -> None:
+    """No candidates without a filter is no answer of a version that has chunks: its rows are lost or not loaded."""
+    if not found and not category and snapshot.manifest.chunks:
+        raise StoreUnavailableError(
+            f"{snapshot.collection} gives no candidates although it was built with {snapshot.manifest.chunks} chunks. "
+            "Run `rag-pipeline reindex --full`."
+        )
 
 
 def _reason(path: str, error: Exception) -> str:

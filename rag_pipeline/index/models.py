@@ -32,17 +32,18 @@ class EvidenceWeights:
     """A logistic over the signals of `rag_pipeline.retrieval.evidence_score`, fitted for one model.
 
     Attributes:
+        background: Squared distance at which a query's background lies on average.
         intercept: Log odds of a candidate whose signals are all 0.
-        similarity: Times the normalised similarity.
-        margin: Times the distance by which the candidate is nearer than the query's background.
-        coverage: Times the share of the query's rare words that stand in the candidate.
-        agreement: If the L0 hints name the candidate's document.
+        similarity: Weight of the normalised similarity, and so on for each signal.
     """
 
+    background: float
     intercept: float
     similarity: float
     margin: float
-    coverage: float
+    names_missing: float
+    words_missing: float
+    other_language: float
     agreement: float
 
 
@@ -216,6 +217,18 @@ def _resolve_bundled(name: str, *, cache_dir: Path) -> ResolvedModel:
             dimension=384,
             pooling="mean",
             normalize=True,
+            # By `python -m benchmarks.evidence_calibration`; a test compares them.
+            max_l2_distance=0.55,
+            evidence=EvidenceWeights(
+                background=0.292,
+                intercept=-0.5,
+                similarity=3.3,
+                margin=2.17,
+                names_missing=-2.54,
+                words_missing=-3.29,
+                other_language=-0.66,
+                agreement=2.99,
+            ),
         )
         contents = [(bundled_e5.DATA_FILE, bundled_e5.DATA_SHA256), ("converter", str(bundled_e5.CONVERTER_VERSION))]
         return ResolvedModel(name=name, path=path, profile=profile, fingerprint=fingerprint_of(profile, contents))

@@ -217,7 +217,6 @@ class InvocationRecorder:
                 if not self._spool.waiting() and not self._unspooled:
                     self._written = self._recorded
                     return ""
-            self._database.require_ready()
             # What waited already goes first: as long as that fails, the active segment grows rather than their number.
             self._write_segments()
             with self._lock:

@@ -20,6 +20,7 @@ from rag_pipeline.index.milvus import (
     nearest_first,
     search_params,
 )
+from rag_pipeline.index.milvus_connection import StoreCallError
 from rag_pipeline.records import Candidate
 from rag_pipeline.retrieval.snapshot import Snapshot
 
@@ -51,7 +52,8 @@ class LangChainSearch:
         """The nearest chunks to a query; see `SdkSearch.search`.
 
         Raises:
-            Exception: Whatever LangChain, its driver or the store make of a failure.
+            StoreCallError: The collection was dropped.
+            Exception: Whatever else LangChain, its driver or the store make of a failure.
         """
         vector_store = self._vector_store(snapshot)
         try:
@@ -64,8 +66,10 @@ class LangChainSearch:
                 consistency_level=SERVING_CONSISTENCY,
             )
             return sorted((_candidate(document, float(score)) for document, score in found), key=nearest_first)
-        except Exception:
+        except Exception as error:
             self.close()
+            if not self._store.exists(snapshot.collection):
+                raise self._dropped(snapshot.collection) from error
             raise
 
     def close(self) -> None:
@@ -74,6 +78,9 @@ class LangChainSearch:
         if opened is not None:
             with contextlib.suppress(Exception):
                 opened[1].client.close()
+
+    def _dropped(self, collection: str) -> StoreCallError:
+        return StoreCallError(f"{collection} is not in {self._store.description} any more.")
 
     def _vector_store(self, snapshot: Snapshot) -> "Milvus":
         opened = self._opened
@@ -90,7 +97,7 @@ class LangChainSearch:
     def _open(self, snapshot: Snapshot) -> "Milvus":
         collection = snapshot.collection
         if not self._store.exists(collection):
-            raise StoreUnavailableError(f"{collection} is not in {self._store.description}.")
+            raise self._dropped(collection)
         index = self._store.index_params(collection)
         if (metric := index.get("metric_type")) != "L2":
             raise StoreUnavailableError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol, TypeVar
 
-from rag_pipeline.errors import ModelUnavailableError, RagPipelineError, StoreUnavailableError
+from rag_pipeline.errors import RagPipelineError, StoreUnavailableError
 from rag_pipeline.index.milvus_connection import StoreCallError
 from rag_pipeline.records import Candidate
 from rag_pipeline.retrieval.deadline import Deadline, call_within
@@ -175,7 +175,7 @@ class VectorSearch:
                 ms = (time.monotonic() - started) * 1000.0
                 reason = _reason(name, error)
                 trials.append(PathTrial(name, "failed", reason, ms))
-                refused = not isinstance(error, StoreUnavailableError | ModelUnavailableError)
+                refused = isinstance(error, StoreCallError)
                 if falls_back and ms >= limit_s * 900.0:
                     self._resting_until, self._rest_reason = time.monotonic() + _REST_S, reason
                 continue

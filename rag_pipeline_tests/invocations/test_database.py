@@ -128,6 +128,7 @@ def test_a_database_that_was_made_again_is_used_without_a_restart(database: Data
         file.unlink()
     with pytest.raises(StoreUnavailableError):
         store.insert([invocation()])
+    assert not database.ready()
     assert not (state / "invocations.db").exists()
     open_database(state).upgrade()
     store.insert([invocation()])
@@ -229,6 +230,17 @@ def test_a_place_with_odd_characters_is_one_file(tmp_path: Path) -> None:
     database.close()
     assert (state / "invocations.db").stat().st_size > 0
     assert InvocationStore(open_database(state)).count() == 1
+
+
+def test_an_upgrade_waits_for_the_lock_of_the_state_folder(
+    database: Database, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from filelock import FileLock
+
+    monkeypatch.setattr("rag_pipeline.invocations.upgrading._LOCK_LIMIT_S", 0.1)
+    with FileLock(state / "locks" / "database.lock"), pytest.raises(RefusedError, match="Another process"):
+        database.upgrade()
+    assert database.upgrade() == ()
 
 
 def test_two_processes_upgrade_at_once(state: Path) -> None:

@@ -14,6 +14,7 @@ from rag_pipeline.errors import ConfigurationError
 from rag_pipeline.invocations import recorder as recorder_module
 from rag_pipeline.invocations.database import Database
 from rag_pipeline.invocations.recorder import InvocationRecorder
+from rag_pipeline.invocations.spool import Spool
 from rag_pipeline.invocations.store import InvocationStore
 from rag_pipeline_tests.invocations.samples import invocation, open_database, run_python, series
 
@@ -173,6 +174,35 @@ def test_a_recorder_can_begin_with_what_was_left_before_it_records(
     assert InvocationStore(empty_database).count() == 1
 
 
+def test_a_segment_that_another_process_is_writing_is_not_yet_called_written(
+    empty_database: Database, open_recorder: Open, spool: Path
+) -> None:
+    recorder = open_recorder(empty_database)
+    recorder.record(invocation())
+    assert not recorder.flush(0.2)
+    with recorder._lock:
+        recorder._spool.rotate()
+    others = Spool(spool).claim()
+    next(others)
+    empty_database.upgrade()
+    assert not recorder.flush(0.5)
+    assert "another process" in recorder.last_failure
+    others.close()
+    assert recorder.flush(LIMIT_S)
+    assert InvocationStore(empty_database).count() == 1
+
+
+def test_while_the_database_is_down_the_number_of_files_does_not_grow(
+    empty_database: Database, open_recorder: Open, spool: Path
+) -> None:
+    recorder = open_recorder(empty_database)
+    for row in series(5):
+        recorder.record(row)
+        assert not recorder.flush(0.1)
+    assert len(files(spool)) <= 2
+    assert spooled(spool).count(b"\n") == 5
+
+
 def test_lines_that_are_none_are_kept_aside_once_and_the_others_go_in(
     empty_database: Database, open_recorder: Open, spool: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,7 +271,7 @@ def test_without_a_spool_the_record_goes_to_the_database_from_memory(
         recorder.record(row)
     assert recorder.flush(LIMIT_S)
     assert store.list() == tuple(reversed(rows))
-    assert recorder.dropped == 0
+    assert (recorder.waiting(), recorder.dropped) == (0, 0)
 
 
 def test_without_spool_and_database_a_bounded_number_waits_and_the_rest_is_counted(

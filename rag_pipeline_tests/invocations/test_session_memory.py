@@ -176,6 +176,7 @@ def test_what_was_told_to_have_failed_is_not_written_later(database: Database, m
 
 def test_many_threads_share_a_session(database: Database) -> None:
     memory = SessionMemory(database, timeout_ms=20_000)
+    before = workers()
     failures: list[str] = []
 
     def lookups(number: int) -> None:
@@ -189,6 +190,7 @@ def test_many_threads_share_a_session(database: Database) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+    assert workers() - before <= 4
     state = memory.recall("s").state
     assert len(state.given) == 20 + 8 * 20
     assert state.domains == tuple(f"d{number}" for number in range(8))

@@ -223,7 +223,8 @@ class KnowledgeLookup:
         if recorder is None:
             return
         retrieval, snapshot = retrieved.retrieval, retrieved.snapshot
-        sidecar, status = None, {"status": "disabled"}
+        sidecar: Sidecar | None = None
+        status = {"status": "disabled"}
         try:
             if (sidecar := self._started_sidecar()) is not None:
                 status = {"status": "skipped", "reason": "nothing searched"}

@@ -12,12 +12,12 @@ from rag_pipeline.index.milvus import nearest_first
 from rag_pipeline.records import Candidate, TokenCounter
 from rag_pipeline.retrieval.deadline import Deadline, call_within
 from rag_pipeline.retrieval.evidence_score import Calibration, effective_calibration
-from rag_pipeline.retrieval.filtered_retry import Retrieval, retrieve
+from rag_pipeline.retrieval.filtered_retry import Attempt, Retrieval, retrieve
 from rag_pipeline.retrieval.post_retrieval import PostRetrieval, process
 from rag_pipeline.retrieval.query_transform import AlertPayload, TransformedQuery, transform
 from rag_pipeline.retrieval.snapshot import Snapshot, SnapshotResolver
 from rag_pipeline.retrieval.stages import Stages
-from rag_pipeline.retrieval.vector_search import SearchOutcome, VectorSearch, on_current
+from rag_pipeline.retrieval.vector_search import SearchFailedError, SearchOutcome, VectorSearch, on_current
 from rag_pipeline.setting_groups import RetrievalSettings, VectorStoreMode
 from rag_pipeline.workspace import Workspace
 
@@ -165,6 +165,10 @@ class Retriever:
 
         try:
             on_current(self._resolver, run, resolve=partial(self._resolve, deadline, stages))
+        except SearchFailedError as error:  # refused, by every version there was
+            text, domain = found.query.text, "" if category else found.query.hints.domain
+            failed = Attempt("filtered" if domain else "unfiltered", text, domain, "", error.trials, None, str(error))
+            found.retrieval, found.unavailable = Retrieval((failed,), failed), str(error)
         except RagPipelineError as error:
             found.unavailable = str(error)
         except Exception as error:  # a fault of ours is no reason to stop the agent; the log has it

@@ -70,6 +70,11 @@ class EvidenceScore:
     similarity: float
     parts: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether ``value`` says more than the similarity."""
+        return "intercept" in self.parts
+
 
 def effective_calibration(
     normalization: NormalizationSettings,

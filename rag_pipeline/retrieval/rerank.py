@@ -8,9 +8,10 @@ then id:
 - ``entity``: an identifier or service of the query stands in the candidate's content, title or breadcrumb.
 - ``category``: the query's only domain is the candidate's category.
 - ``section_kind``: the query asks for steps, causes or meaning, and the candidate's heading says it is that.
+- ``evidence``: the candidate's evidence score, where the model has a calibrated one.
 
 A rule that several matches speak for adds its weight once for the first and half as much for each other one, up to
-twice its weight.
+twice its weight. The weights are in units of normalised similarity.
 """
 
 import re
@@ -23,13 +24,14 @@ from rag_pipeline.retrieval.evidence_score import EvidenceScore
 from rag_pipeline.retrieval.query_transform import TransformedQuery
 
 WEIGHTS: Mapping[str, float] = {
-    "title": 0.04,
-    "alert_name": 0.06,
-    "keyword": 0.03,
-    "heading": 0.03,
-    "entity": 0.03,
-    "category": 0.01,
-    "section_kind": 0.02,
+    "title": 0.16,
+    "alert_name": 0.24,
+    "keyword": 0.12,
+    "heading": 0.12,
+    "entity": 0.12,
+    "category": 0.04,
+    "section_kind": 0.08,
+    "evidence": 0.3,
 }
 _MOST = 2.0
 _RULE_OF_KIND = {"title": "title", "alert": "alert_name", "keyword": "keyword"}
@@ -125,6 +127,8 @@ def _ranked(
             contributions["section_kind"] = WEIGHTS["section_kind"]
             reasons.append(f"section kind: {name}")
             break
+    if evidence.calibrated:
+        contributions["evidence"] = WEIGHTS["evidence"] * evidence.value
     return Ranked(
         candidate=candidate,
         evidence=evidence,

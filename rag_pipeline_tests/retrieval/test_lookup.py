@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from rag_pipeline.errors import ConfigurationError
+from rag_pipeline.examples import queries as examples
 from rag_pipeline.invocations.records import storable_text
 from rag_pipeline.retrieval.pipeline import KnowledgeLookup
 from rag_pipeline_tests.retrieval.small_base import comparable, recorded
@@ -262,3 +263,10 @@ def test_the_module_s_functions_share_one_lookup_and_work_in_an_event_loop(
         tuple(block.source for block in results[0].evidence_blocks)
     }
     assert module.lookup_for_alert(ALERT).found
+
+
+@pytest.mark.parametrize("name", examples.QUERIES)
+def test_the_example_queries_are_answered(look_up: LookUp, name: str) -> None:
+    result = examples.run(look_up(), name)
+    assert result.evidence_status in ("evidence", "no_evidence")
+    assert json.loads(json.dumps(result.to_dict()))["retrievalTrace"]["unavailable"] == ""

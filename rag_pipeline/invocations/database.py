@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,7 @@ class Database:
         self._lock = threading.Lock()
         self._engines: dict[float, Engine] = {}
         self._of_parent: list[dict[float, Engine]] = []
+        self._found_target: Target | None = None
         self._is_ready = False
         reset_in_forks(self)
 
@@ -83,11 +83,14 @@ class Database:
             ConfigurationError: See `connecting.target_of`.
             StoreUnavailableError: The database cannot be reached, was never upgraded, or has another schema.
         """
+        self._require_ready(self._settings.timeout_s)
+
+    def _require_ready(self, wait_s: float) -> None:
         if self._is_ready:
             return
         if self._target.file is not None and not self._target.file.exists():
             raise StoreUnavailableError(f"There is no database yet ({self.description}). {_UPGRADE}")
-        with self._connection(writes=False, wait_s=self._settings.timeout_s) as connection:
+        with self._connection(writes=False, wait_s=wait_s) as connection:
             revision = revision_of(connection)
         if revision != SCHEMA_REVISION:
             found = f"has schema {revision}, this version needs {SCHEMA_REVISION}" if revision else "has no tables yet"
@@ -106,8 +109,9 @@ class Database:
             ConfigurationError: See `connecting.target_of`.
             StoreUnavailableError: See `require_ready`; or an SQL error inside the block.
         """
-        self.require_ready()
-        with self._connection(writes=writes, wait_s=self._settings.timeout_s if wait_s is None else wait_s) as opened:
+        wait_s = self._settings.timeout_s if wait_s is None else wait_s
+        self._require_ready(wait_s)
+        with self._connection(writes=writes, wait_s=wait_s) as opened:
             yield opened
 
     def close(self) -> None:
@@ -125,9 +129,11 @@ class Database:
         self._of_parent.append(self._engines)
         self._engines = {}
 
-    @cached_property
+    @property
     def _target(self) -> Target:
-        return target_of(self._settings.url.get_secret_value(), state=self._state)
+        if self._found_target is None:
+            self._found_target = target_of(self._settings.url.get_secret_value(), state=self._state)
+        return self._found_target
 
     def _engine(self, wait_s: float) -> "Engine":
         with self._lock:

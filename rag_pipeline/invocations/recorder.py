@@ -97,7 +97,8 @@ class InvocationRecorder:
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything that this process has recorded is in the database; True when it is.
 
-        A database that is down is tried again until the time is over. What is not written stays in the spool.
+        A database that is down is tried again until the time is over. What is not written stays in the spool; what was
+        `dropped` does not count.
         """
         return self._wait(timeout_s, tries_again=True)
 
@@ -293,7 +294,7 @@ class InvocationRecorder:
         self._next_purge = time.monotonic() + _PURGE_EVERY_S
         try:
             self._store.purge(datetime.now(UTC) - self._retention)
-        except RagPipelineError as error:
+        except Exception as error:  # nothing that was recorded is at stake
             logger.warning("Old invocations are not deleted this time: %s", error)
 
     def _expire(self) -> None:

@@ -114,7 +114,7 @@ class SessionMemory:
     def prepare(self) -> None:
         """Load the database library and connect in the background, so that the first call need not."""
         with contextlib.suppress(RuntimeError):
-            threading.Thread(target=self._database.problem, name="session-memory-start", daemon=True).start()
+            threading.Thread(target=self._connect, name="session-memory-start", daemon=True).start()
 
     def recall(self, session_id: str) -> Recall:
         """What the session was given so far, by any process; nothing for a blank id."""
@@ -180,6 +180,10 @@ class SessionMemory:
                 job.run()
             with self._lock:
                 self._running.discard(job)
+
+    def _connect(self) -> None:
+        with contextlib.suppress(RagPipelineError), self._database.transaction(wait_s=self._timeout_s):
+            pass
 
     def _read(self, session: str) -> SessionState:
         import sqlalchemy as sa

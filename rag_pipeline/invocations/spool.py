@@ -24,6 +24,7 @@ class Segment:
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
+        self._process = os.getpid()
 
     def lines(self) -> Iterator[bytes]:
         """The lines, without their newlines; a last one without newline was cut off, and is given as it is.
@@ -42,10 +43,8 @@ class Segment:
             OSError: It cannot be written.
         """
         descriptor = os.open(self.path.with_suffix(".refused"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, b"".join(line + b"\n" for line in lines))
-        finally:
-            os.close(descriptor)
+        with os.fdopen(descriptor, "ab") as file:
+            file.writelines(line + b"\n" for line in lines)
 
     def delete(self) -> None:
         """Delete the file: everything in it is in the database, or kept aside."""
@@ -54,9 +53,12 @@ class Segment:
 
     def release(self) -> None:
         """Unlock the segment and leave it for another time."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            if self._process == os.getpid():
+                # A child that was forked meanwhile has the descriptor, too: closing would not unlock.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
 
 
 class Spool:
@@ -102,13 +104,11 @@ class Spool:
         """
         if self._path is None:
             return
-        path, descriptor = self._path, self._descriptor
-        if os.fstat(descriptor).st_nlink:
-            ready = path.with_suffix(".ready")
-            path.rename(ready)
+        if os.fstat(self._descriptor).st_nlink:
+            ready = self._path.with_suffix(".ready")
+            self._path.rename(ready)
             self._own.add(ready)
-        self._path, self._descriptor = None, -1
-        os.close(descriptor)
+        self._close(unlock=True)
 
     def claim(self) -> Iterator[Segment]:
         """Lock, one after the other and oldest first, every segment that nobody else holds.
@@ -147,9 +147,7 @@ class Spool:
 
     def forget(self) -> None:
         """In a forked child: the segments are the parent's, and so is the lock."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)  # the parent's lock stays, since its descriptor does
-        self._path, self._descriptor, self._size = None, -1, 0
+        self._close(unlock=False)
         self._own = set()
 
     def _names(self) -> list[str]:
@@ -159,9 +157,7 @@ class Spool:
             return []
 
     def _open(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._path, self._descriptor = None, -1
+        self._close(unlock=True)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             path = self.folder / f"{new_invocation_id()}.active"
@@ -170,6 +166,14 @@ class Spool:
                 self._path, self._descriptor, self._size = path, descriptor, 0
                 return
             os.close(descriptor)  # taken for a dead process's, between the two calls
+
+    def _close(self, *, unlock: bool) -> None:
+        descriptor = self._descriptor
+        self._path, self._descriptor, self._size = None, -1, 0
+        if descriptor >= 0:
+            if unlock:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
 
     def _take_back(self) -> None:
         try:

@@ -360,6 +360,18 @@ def test_old_rows_are_purged_after_writing(database: Database, store: Invocation
     assert all(store.get(row.id) is None for row in old)
 
 
+def test_a_purge_that_fails_does_not_end_the_writer(
+    database: Database, store: InvocationStore, open_recorder: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InvocationStore, "purge", lambda *_: 1 / 0)
+    recorder = open_recorder(database, retention_days=90)
+    for _ in range(2):
+        recorder.record(invocation())
+        assert recorder.flush(LIMIT_S)
+    assert store.count() == 2
+    assert recorder._thread.is_alive()
+
+
 def test_a_retention_of_0_keeps_everything(database: Database, store: InvocationStore, open_recorder: Open) -> None:
     store.insert([invocation(created_at=datetime(1990, 1, 1, tzinfo=UTC))])
     recorder = open_recorder(database, retention_days=0)

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -83,6 +84,25 @@ def test_a_released_segment_stays_for_another_time(folder: Path) -> None:
         pass
     assert len(spool.owed()) == 1
     assert claimed(spool) == [b"a"]
+
+
+def test_a_child_that_is_forked_meanwhile_does_not_keep_the_segments_locked(folder: Path) -> None:
+    spool = Spool(folder)
+    spool.append(b"a")
+    spool.rotate()
+    spool.append(b"b")
+    claims = spool.claim()
+    next(claims)
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    try:
+        claims.close()
+        spool.rotate()
+        assert claimed(Spool(folder)) == [b"a", b"b"]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_a_new_segment_that_is_taken_between_making_and_locking_is_not_written_to(

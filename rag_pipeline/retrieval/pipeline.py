@@ -154,6 +154,7 @@ class KnowledgeLookup:
             raise TypeError(f"query and session_id are text; found {type(query).__name__}, {type(session_id).__name__}")
         stages = Stages()
         created_at, invocation_id = datetime.now(UTC), new_invocation_id()
+        self._sessions.prepare(session_id)
         retrieved = self._retriever.retrieve(query, stages=stages, payload=payload)
         with stages.timed("session_recall"):
             state = session_state or self._sessions.recall(session_id)

@@ -47,6 +47,13 @@ class Sessions:
 
     def __init__(self, memory: "SessionMemory | None") -> None:
         self._memory = memory
+        self._prepared = False
+
+    def prepare(self, session_id: str) -> None:
+        """Connect in the background before the first session's memory is asked for, which has little time then."""
+        if session_id and self._memory is not None and not self._prepared:
+            self._prepared = True
+            self._memory.prepare()
 
     def recall(self, session_id: str) -> SessionState:
         """What the session was given; an empty state for a blank id."""

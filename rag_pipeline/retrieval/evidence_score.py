@@ -111,9 +111,9 @@ def normalised_similarity(distance: float, max_l2_distance: float) -> float:
 
 def relevance_level(score: float, calibration: Calibration) -> RelevanceLevel:
     """``highly_relevant``, ``reference`` or ``low``; a score on a threshold has the better level."""
-    if score >= calibration.highly_relevant_threshold:
-        return "highly_relevant"
-    return "reference" if score >= calibration.reference_threshold else "low"
+    if score >= calibration.reference_threshold:
+        return "highly_relevant" if score >= calibration.highly_relevant_threshold else "reference"
+    return "low"
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def process(
         fetch: Gives neighbouring chunks; ``None``: no expansion.
     """
     ranked = rank_candidates(query, candidates, calibration)
-    usable, low = _split_by_level(_sections(ranked), calibration)
+    usable, low = _split_by_level(ranked, calibration)
     merged = sum(len(group) - 1 for group in (*usable, *low))
     distinct, also_in = _without_near_duplicates(usable)
     limited = _limited(distinct, settings.max_blocks_per_document)
@@ -110,7 +110,7 @@ def process(
     blocks = []
     for group in chosen:
         best = group[0]
-        chunks = _run_around([item.candidate for item in group if item is best or _usable(item, calibration)], best)
+        chunks = _run_around([item.candidate for item in group], best)
         added: tuple[str, ...] = ()
         if fetch is not None and settings.expansion_chunks and not failure:
             try:
@@ -159,13 +159,12 @@ def _usable(item: Ranked, calibration: Calibration) -> bool:
 
 
 def _split_by_level(
-    groups: Sequence[list[Ranked]], calibration: Calibration
+    ranked: Sequence[Ranked], calibration: Calibration
 ) -> tuple[list[list[Ranked]], list[list[Ranked]]]:
-    usable: list[list[Ranked]] = []
-    low: list[list[Ranked]] = []
-    for group in groups:
-        (usable if any(_usable(item, calibration) for item in group) else low).append(group)
-    return usable, low
+    """Sections with their usable candidates alone, however a hint lifts the others; and sections without any."""
+    usable = _sections([item for item in ranked if _usable(item, calibration)])
+    kept = {group[0].section for group in usable}
+    return usable, [group for group in _sections(ranked) if group[0].section not in kept]
 
 
 def _without_near_duplicates(

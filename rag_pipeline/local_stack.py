@@ -206,6 +206,7 @@ def diagnose(ws: Workspace) -> list[Finding]:
         ("model", _model),
         ("store", _store),
         ("promoted version", _promoted),
+        ("records of lookups", _records),
     )
     findings = []
     for name, look in looks:
@@ -219,7 +220,10 @@ def diagnose(ws: Workspace) -> list[Finding]:
 def _versions(_ws: Workspace) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
-    names = ("dagster", "pymilvus", "milvus-lite", "sentence-transformers", "torch", "markdown-it-py", "pandas")
+    names = (
+        "dagster", "pymilvus", "milvus-lite", "langchain-milvus", "sentence-transformers", "torch", "markdown-it-py",
+        "pandas", "sqlalchemy",
+    )  # fmt: skip
     found = []
     for name in names:
         try:
@@ -263,6 +267,22 @@ def _knowledge(ws: Workspace) -> str:
     if not files:
         raise ConfigurationError(f"No Markdown in {', '.join(str(root.path) for root in ws.roots)}.")
     return f"{len(files)} files in {', '.join(str(root.path) for root in ws.roots)}, {len(issues)} skipped"
+
+
+def _records(ws: Workspace) -> str:
+    from rag_pipeline.invocations.database import Database
+    from rag_pipeline.invocations.spool import Spool
+    from rag_pipeline.invocations.store import InvocationStore
+
+    waiting = Spool(ws.spool_folder).waiting()
+    database = Database(ws.settings.database, state=ws.state)
+    try:
+        count = InvocationStore(database).count()
+    except UnavailableError as error:
+        raise UnavailableError(f"{error} Lookups work without it; {waiting} spool files wait for it.") from None
+    finally:
+        database.close()
+    return f"{count} in {database.description}, {waiting} spool files waiting"
 
 
 def _model(ws: Workspace) -> str:

@@ -48,6 +48,11 @@ class Workspace:
         """Where Milvus Lite keeps data, locks and address."""
         return self.state / "milvus"
 
+    @property
+    def spool_folder(self) -> Path:
+        """Where records of lookups wait for their database."""
+        return self.state / "spool"
+
     @cached_property
     def roots(self) -> "tuple[Root, ...]":
         """The knowledge folders, absolute; a blank name becomes the folder's own."""

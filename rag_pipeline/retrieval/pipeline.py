@@ -74,7 +74,7 @@ class KnowledgeLookup:
         if record and invocations.enabled:
             self._recorder = InvocationRecorder(
                 self._database,
-                spool_folder=self._ws.state / "spool",
+                spool_folder=self._ws.spool_folder,
                 retention_days=invocations.retention_days,
                 patterns=invocations.redact,
             )

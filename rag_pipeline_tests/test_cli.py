@@ -1,7 +1,5 @@
 """The command: what it prints where, its exit codes, its start-up, and that the README names every part of it."""
 
-import contextlib
-import io
 import json
 import os
 import re
@@ -16,30 +14,8 @@ import psutil
 import pytest
 
 from rag_pipeline.index import lite_server
+from rag_pipeline_tests.command import run_in
 from rag_pipeline_tests.conftest import PROJECT, write
-
-
-def run_in(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in this process (a new one would import torch each time), as if typed in ``folder``."""
-    from rag_pipeline.cli import main
-
-    before = Path.cwd(), dict(os.environ), sys.argv
-    out, err = io.StringIO(), io.StringIO()
-    code: object = 0
-    try:
-        os.chdir(folder)
-        os.environ.update(environment)
-        sys.argv = ["rag-pipeline", *arguments]
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
-    except SystemExit as end:
-        code = end.code
-    finally:
-        os.chdir(before[0])
-        os.environ.clear()
-        os.environ.update(before[1])
-        sys.argv = before[2]
-    return subprocess.CompletedProcess(arguments, int(code or 0), out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")

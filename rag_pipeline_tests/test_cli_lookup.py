@@ -1,0 +1,133 @@
+"""The commands that look knowledge up and show what was recorded: output, exit codes, messages."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rag_pipeline.index import lite_server
+from rag_pipeline_tests.command import run_in
+from rag_pipeline_tests.conftest import write
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, tiny_models: tuple[Path, Path]) -> Iterator[Path]:
+    """A project whose model knows nothing, so every candidate counts as evidence."""
+    home = tmp_path_factory.mktemp("lookups")
+    write(home / "knowledge/cache/redis.md", "---\nalerts: [RedisDown]\n---\n# Redis\n\nMemory is full.\n")
+    write(home / "knowledge/host/evil.md", "# Title \x1b[31mred\n\n```\nclear\x1b[2J\n```\n")
+    write(
+        home / "rag_pipeline.toml",
+        f'[embedding]\nmodel = "{tiny_models[0]}"\n[chunking]\nsoft_tokens = 80\nhard_tokens = 120\n'
+        "[retrieval.normalization]\nreference_threshold = 0.0\n[retrieval.session]\ntimeout_ms = 5000\n",
+    )
+    done = run_in(home, "reindex")
+    assert done.returncode == 0, done.stderr
+    yield home
+    lite_server.stop(home / ".rag/milvus")
+
+
+def test_a_lookup_is_readable_and_as_json_the_wire_contract_alone(project: Path) -> None:
+    shown = run_in(project, "lookup", "memory is full")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("evidence")
+    assert "[1] " in shown.stdout
+    assert "cache/redis.md:" in shown.stdout
+    assert "\x1b" not in shown.stdout  # no colours off a terminal, and none from a document
+    wire = json.loads(run_in(project, "lookup", "memory is full", "--json").stdout)
+    assert wire["found"] is True
+    assert wire["evidenceStatus"] == "evidence"
+
+
+def test_a_session_and_a_payload(project: Path, tmp_path: Path) -> None:
+    write(tmp_path / "alert.json", '{"alertName": "RedisDown", "service": "cart", "summary": "memory is full"}')
+    arguments = ("lookup", "--payload", str(tmp_path / "alert.json"), "--session", "cli-1", "--json")
+    first, second = (json.loads(run_in(project, *arguments).stdout) for _ in range(2))
+    assert (first["evidenceStatus"], second["evidenceStatus"]) == ("evidence", "already_provided")
+    listed = [json.loads(line) for line in run_in(project, "invocations", "list", "--session", "cli-1", "--json")
+              .stdout.splitlines()]  # fmt: skip
+    assert [row["id"] for row in listed] == [item["retrievalTrace"]["invocationId"] for item in (second, first)]
+    assert listed[0]["input_params"]["payload"]["alert_name"] == "RedisDown"
+    assert "retrieval_details" not in listed[0]
+
+
+def test_a_recorded_lookup_is_shown_and_replayed(project: Path) -> None:
+    wire = json.loads(run_in(project, "lookup", "RedisDown memory", "--json").stdout)
+    key = wire["retrievalTrace"]["invocationId"]
+    listed = run_in(project, "invocations", "list", "--limit", "1").stdout
+    assert key in listed
+    assert "RedisDown memory" in listed
+    shown = run_in(project, "invocations", "show", key)
+    for part in ("RedisDown memory", "attempt ", "rerank", "time spent", wire["retrievalTrace"]["collection"]):
+        assert part in shown.stdout
+    record = json.loads(run_in(project, "invocations", "show", key, "--json").stdout)
+    assert record["retrieval_details"]["query_transform"]["l0"]["matched_keywords"] == ["RedisDown"]
+    again = run_in(project, "replay", key)
+    assert again.returncode == 0, again.stderr
+    assert "The same answer as on" in again.stdout
+    replayed = json.loads(run_in(project, "replay", key, "--json").stdout)
+    assert (replayed["same"], replayed["result"]["evidenceBlocks"]) == (True, wire["evidenceBlocks"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("lookup",), 2, "Give a query, or --payload"),
+        (("lookup", "x", "--payload", "y"), 2, "not both"),
+        (("lookup", "--payload", "absent.json"), 2, "The alert payload in absent.json cannot be read"),
+        (("lookup", "--payload", "broken.json"), 2, "cannot be read"),
+        (("lookup", "--payload", "list.json"), 2, "is no JSON object"),
+        (("lookup", "--payload", "empty.json"), 2, "no field to search for"),
+        (("invocations", "show", "ffffffffff"), 2, "There is no recorded lookup ffffffffff"),
+        (("replay", "ffffffffff"), 2, "There is no recorded lookup"),
+        (("search", "x", "--mode", "telepathy"), 2, "retrieval.vector_store.mode"),
+        (("lookup", "x", "--state", "elsewhere"), 3, "There is no index in the state folder"),
+        (("invocations", "list", "--state", "elsewhere"), 3, "There is no database yet"),
+    ],
+)
+def test_wrong_usage_and_what_is_missing(project: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+    for name, text in (("broken", "{"), ("list", "[1]"), ("empty", "{}")):
+        write(project / f"{name}.json", text)
+    done = run_in(project, *arguments)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
+    for name in ("broken", "list", "empty"):
+        (project / f"{name}.json").unlink()
+
+
+def test_a_degraded_lookup_still_prints_its_json(project: Path, tmp_path: Path) -> None:
+    done = run_in(project, "lookup", "x", "--json", "--state", str(tmp_path / "none"))
+    assert done.returncode == 3
+    assert json.loads(done.stdout)["evidenceStatus"] == "retrieval_unavailable"
+
+
+def test_a_replay_that_differs_ends_with_1(project: Path) -> None:
+    from rag_pipeline.invocations.database import Database
+    from rag_pipeline.setting_groups import DatabaseSettings
+
+    wire = json.loads(run_in(project, "lookup", "another query", "--json").stdout)
+    key = wire["retrievalTrace"]["invocationId"]
+    import sqlite3
+
+    database = Database(DatabaseSettings(), state=project / ".rag")
+    assert database.ready()
+    with sqlite3.connect(project / ".rag/invocations.db") as connection:
+        (details,) = connection.execute("select retrieval_details from tool_invocation where id = ?", (key,)).fetchone()
+        values = json.loads(details)
+        values["evidence_blocks"] = values["evidence_blocks"][:0]
+        values["result_digest"] = "0" * 64
+        connection.execute("update tool_invocation set retrieval_details = ? where id = ?", (json.dumps(values), key))
+    connection.close()
+    done = run_in(project, "replay", key)
+    assert done.returncode == 1
+    assert "is not the one that was recorded: evidence blocks" in done.stderr
+
+
+def test_the_database_is_made_by_a_command_too(project: Path, tmp_path: Path) -> None:
+    first, second = (run_in(project, "db", "upgrade", "--json", "--state", str(tmp_path / "new")) for _ in range(2))
+    assert json.loads(first.stdout)["applied"] != []
+    assert json.loads(second.stdout)["applied"] == []
+    wrong = run_in(project, "db", "upgrade", RAG_DATABASE__URL="postgresql://me:hunter2@127.0.0.1:9/none")
+    assert wrong.returncode == 3
+    assert "hunter2" not in wrong.stderr + wrong.stdout

@@ -202,7 +202,9 @@ def _recommended(alert: AlertPayload, ending: Iterable[str]) -> str:
     said = _Said((name, service))
     description = said.new(alert.description)
     tail = " ".join(text for part in ending if (text := said.new(part)[:MAX_FIELD_CHARS].strip()))
-    description = description[: MAX_RECOMMENDED_CHARS - len(head) - len(tail) - 3].strip()
+    room = MAX_RECOMMENDED_CHARS - len(head) - 2
+    tail = tail[:room].strip()
+    description = description[: max(0, room - len(tail) - 1)].strip()
     body = " ".join(part for part in (description, tail) if part)
     return f"{head}: {body}" if head and body else head or body
 

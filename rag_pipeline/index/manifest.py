@@ -66,6 +66,8 @@ class Manifest(_Record):
         store: Which store the collection is in, as `MilvusStore.identity` says.
         promoted_at: When the alias first came to this version; blank before.
         left_at: When the alias last left this version; blank while it points here or never did.
+        calibration: What was calibrated on this version (``max_l2_distance``, ``highly_relevant_threshold``,
+            ``reference_threshold``); it wins over the model's profile. Empty: nothing.
         tokens_per_s: How fast this version's texts were embedded; 0 when none had to be.
         held: Why this version must not be promoted again by itself (a rollback); blank otherwise.
     """
@@ -96,6 +98,7 @@ class Manifest(_Record):
     promoted_at: str = ""
     left_at: str = ""
     held: str = ""
+    calibration: dict[str, float] = Field(default_factory=dict)
     tokens_per_s: float = 0.0
 
     def lacking(self, required: Iterable[str]) -> list[str]:

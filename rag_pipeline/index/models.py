@@ -221,13 +221,13 @@ def _resolve_bundled(name: str, *, cache_dir: Path) -> ResolvedModel:
             max_l2_distance=0.55,
             evidence=EvidenceWeights(
                 background=0.292,
-                intercept=0.17,
-                similarity=3.15,
+                intercept=0.41,
+                similarity=3.04,
                 margin=2.03,
-                names_missing=-2.56,
-                words_missing=-3.26,
-                other_language=-0.72,
-                agreement=2.93,
+                names_missing=-2.5,
+                words_missing=-3.4,
+                other_language=-0.53,
+                agreement=3.93,
             ),
         )
         contents = [(bundled_e5.DATA_FILE, bundled_e5.DATA_SHA256), ("converter", str(bundled_e5.CONVERTER_VERSION))]

@@ -9,7 +9,8 @@ alone does not tell. The evidence score is a logistic over six signals, each in 
   content); a term that few candidates have weighs more.
 - ``words_missing``: the same for its other words, where the candidate is in the query's language; 0 where it is not.
 - ``other_language``: 1 where the candidate is in another language than the query.
-- ``agreement``: 1 / n where a title, alert name, keyword or heading in the query names n documents and this is one.
+- ``agreement``: similarity / n where a title, alert name, keyword or heading in the query names n documents and this
+  is one: a hint speaks for a candidate as far as the vectors do, and cannot make a far one usable.
 
 The weights belong to the model (`ModelProfile.evidence`); ``python -m benchmarks.evidence_calibration`` finds them.
 """
@@ -186,14 +187,15 @@ def signals(
         source = candidate.metadata.get("source")
         distances = (candidate.score, distance)
         near, far = (1.0 - min(value, 4.0) / max_l2_distance if not math.isnan(value) else 0.0 for value in distances)
+        similarity = normalised_similarity(candidate.score, max_l2_distance)
         found.append(
             Signals(
-                similarity=normalised_similarity(candidate.score, max_l2_distance),
+                similarity=similarity,
                 margin=near - far,
                 names_missing=missing(terms.names, present),
                 words_missing=1.0 if nothing_asked else 0.0 if foreign else missing(asked, present),
                 other_language=float(foreign),
-                agreement=max((1 / len(sources) for sources in naming if source in sources), default=0.0),
+                agreement=max((similarity / len(sources) for sources in naming if source in sources), default=0.0),
             )
         )
     return found

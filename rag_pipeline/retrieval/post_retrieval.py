@@ -102,7 +102,7 @@ def process(
     """
     ranked = rank_candidates(query, candidates, calibration)
     usable, low = _split_by_level(ranked, calibration)
-    merged = sum(len(group) - 1 for group in (*usable, *low))
+    merged = sum(len(group) - 1 for group in usable)
     distinct, also_in = _without_near_duplicates(usable)
     limited = _limited(distinct, settings.max_blocks_per_document)
     chosen = limited[: settings.max_blocks]
@@ -136,7 +136,7 @@ def process(
         dedup_reasons=tuple(
             name
             for name, happened in (
-                ("same_section", merged > 0 or len(ranked) < len(candidates)),
+                ("same_section", merged > 0),
                 ("near_duplicate", len(distinct) < len(usable)),
                 ("document_limit", len(limited) < len(distinct)),
             )

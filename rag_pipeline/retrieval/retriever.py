@@ -132,6 +132,8 @@ class Retriever:
         """
         settings = self._settings
         bare = transform(query, matcher=None, max_chars=settings.max_query_chars, payload=payload)
+        # A retry asks as the caller did: of an alert that is the recommended query, all of it.
+        raw = transform(query, matcher=None, max_chars=settings.max_query_chars).text
         found = Retrieved(bare)
         if not bare.text:
             found.nothing_searched = _BLANK
@@ -140,7 +142,9 @@ class Retriever:
 
         def run(snapshot: Snapshot) -> None:
             found.snapshot = snapshot
-            found.calibration = effective_calibration(settings.normalization, snapshot.queries.embedder.model.profile)
+            found.calibration = effective_calibration(
+                settings.normalization, snapshot.queries.embedder.model.profile, snapshot.manifest.calibration
+            )
             with stages.timed("query_transform"):
                 found.query = transform(
                     query,
@@ -155,7 +159,7 @@ class Retriever:
             attempts = _Attempts(self._search, snapshot, found.query, found.calibration, deadline, stages)
             found.retrieval = retrieve(
                 text=found.query.text,
-                raw=found.query.text,
+                raw=raw,
                 category="" if category else found.query.hints.domain,
                 search=partial(attempts.search, top_k=candidates or settings.candidates, always=category),
                 process=partial(attempts.process, settings=settings, expand=expand),

@@ -1,16 +1,18 @@
 """From candidates to blocks: order and ties, rules, levels, merged sections, near-equal texts, limits, retries."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rag_pipeline.index.models import DEFAULT_MODEL, resolve_model
 from rag_pipeline.records import Candidate, HintMatch, Hints
-from rag_pipeline.retrieval.evidence_score import Calibration
+from rag_pipeline.retrieval.evidence_score import Calibration, effective_calibration
 from rag_pipeline.retrieval.filtered_retry import Retrieval, retrieve
 from rag_pipeline.retrieval.post_retrieval import PostRetrieval, process, rank_candidates
 from rag_pipeline.retrieval.query_transform import TransformedQuery, transform
 from rag_pipeline.retrieval.vector_search import SearchFailedError, SearchOutcome
-from rag_pipeline.setting_groups import RetrievalSettings
+from rag_pipeline.setting_groups import NormalizationSettings, RetrievalSettings
 
 SEED = Calibration(max_l2_distance=2.0, highly_relevant_threshold=0.75, reference_threshold=0.5)
 
@@ -57,7 +59,7 @@ def test_order_is_by_final_score_then_distance_then_id() -> None:
 def test_a_chunk_found_twice_counts_once() -> None:
     post = processed(found("a", 0.2), found("a", 0.2))
     assert (post.counts["candidates"], post.counts["distinct_chunks"], len(post.blocks)) == (2, 1, 1)
-    assert post.dedup_reasons == ("same_section",)
+    assert post.dedup_reasons == ()
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,34 @@ def test_rules_lift_the_order_never_the_level() -> None:
     post = processed(found("d", 1.001), query=asked("query", hint("alert", "Alarm", "d.md")))
     assert post.ranked[0].final > 0.5
     assert post.blocks == ()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("distance", "count"), [(0.55, 1), (0.55, 30), (4.0, 30)])
+def test_a_hint_makes_no_far_candidate_usable_under_the_default_model(
+    model_cache_dir: Path, distance: float, count: int
+) -> None:
+    profile = resolve_model(DEFAULT_MODEL, cache_dir=model_cache_dir).profile
+    calibration = effective_calibration(NormalizationSettings(), profile)
+    query = asked("Zephyr gateway", hint("title", "Zephyr gateway", "zephyr.md"), hint("alert", "Zephyr", "zephyr.md"))
+    candidates = [
+        found(f"c{n}", distance, source="zephyr.md", title="Zephyr gateway", content=f"Inventory owners {n}")
+        for n in range(count)
+    ]
+    hinted, plain = (
+        process(each, candidates, calibration=calibration, settings=RetrievalSettings(), fetch=None)
+        for each in (query, asked("Zephyr gateway"))
+    )
+    assert [item.evidence.value for item in hinted.ranked] == [item.evidence.value for item in plain.ranked]
+    assert [block.source for block in hinted.blocks] == [block.source for block in plain.blocks]
+    near = process(
+        query,
+        [found("near", 0.2, source="zephyr.md", title="Zephyr gateway", content="The Zephyr gateway restarts.")],
+        calibration=calibration,
+        settings=RetrievalSettings(),
+        fetch=None,
+    )
+    assert [block.source for block in near.blocks] == ["zephyr.md"]
 
 
 def test_chunks_of_a_section_become_one_block_in_document_order_with_all_reasons() -> None:

@@ -25,6 +25,7 @@ from rag_pipeline.retrieval.lexical import MAX_TERMS, Terms, is_chinese, standin
         ("is Kafka slow", ("kafka",), ("slow",)),
         ("Kafka slow. Disk full? Node: Lost", (), ("kafka", "slow", "disk", "full", "node", "lost")),
         ("kafka slow, then Kafka hangs", ("kafka",), ("slow", "hang")),
+        ("is Kafka slow as kafka hangs", ("kafka",), ("slow", "hang")),
         # A hyphen or dot alone makes no name.
         ("redis-cli hangs", (), ("redi", "cli", "hang")),
         ("spring.datasource.url", (), ("spring", "datasourc", "url")),
@@ -105,6 +106,8 @@ def test_long_queries_give_their_first_terms() -> None:
         # Capitals that grow when lowered move nothing.
         ("max", "İİ max", True),
         ("pod", "İpod", True),
+        ("pod", "İİİxpod", False),
+        ("pod", "İxpOd", False),
     ],
 )
 def test_a_stem_stands_where_a_word_begins_with_it(term: str, text: str, stands: bool) -> None:

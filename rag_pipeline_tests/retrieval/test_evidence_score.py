@@ -316,6 +316,16 @@ def test_a_name_speaks_for_its_documents_the_less_the_more_it_names(kind: str) -
     assert [one.agreement for one in signals_of(both, *candidates)] == [alone[0], alone[0] / 2, 0.0]
 
 
+def test_a_name_speaks_only_as_far_as_the_vectors_do() -> None:
+    hinted, plain = asked("q", named("title", "near.md", "far.md")), asked("q")
+    candidates = found("near", 0.15), found("far", 0.6)
+    assert [one.agreement for one in signals_of(hinted, *candidates)] == pytest.approx([0.75 / 2, 0.0])
+    near, far = score_evidence(hinted, candidates, CALIBRATED)
+    bare_near, bare_far = score_evidence(plain, candidates, CALIBRATED)
+    assert near.value > bare_near.value
+    assert far.value == bare_far.value
+
+
 def test_without_candidates_there_is_no_score() -> None:
     assert score_evidence(asked("redis"), [], CALIBRATED) == []
     assert score_evidence(asked("redis"), [], SEED) == []

@@ -5,6 +5,8 @@ error. Exit codes: 0 done; 1 a check failed; 2 wrong usage or settings; 3 a stor
 protect data.
 """
 
+import io
+import os
 import sys
 
 import typer
@@ -41,6 +43,12 @@ app.add_typer(stack.db, name="db")
 
 def main() -> None:
     """Run the command; an error of this project or of the system becomes one message and its exit code."""
+    for name in ("stdout", "stderr"):  # closed by a supervisor, or of an encoding that lacks what documents have
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except RagPipelineError as error:

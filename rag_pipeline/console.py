@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, SecretStr
 
 from rag_pipeline.errors import ConfigurationError
+from rag_pipeline.printable import printable
 from rag_pipeline.records import Candidate, Chunk
 from rag_pipeline.settings import masked
 
@@ -26,18 +27,7 @@ _PREVIEW = 240
 
 def note(line: str) -> None:
     """One line on standard error, passwords in URIs masked."""
-    print(safe(masked(line)), file=sys.stderr, flush=True)
-
-
-def safe(text: str) -> str:
-    """``text`` without control characters, which a terminal would obey; newlines and tabs stay."""
-    return "".join(
-        sign if sign in "\n\t" or (sign.isprintable() and sign not in _BIDI) else "\N{REPLACEMENT CHARACTER}"
-        for sign in text
-    )
-
-
-_BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+    print(printable(masked(line)), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -61,7 +51,7 @@ def watching() -> Iterator["Watch"]:
                 tasks[step] = bars.add_task(step, total=total)
             bars.update(tasks[step], completed=done, total=total)
 
-        yield Watch(say=lambda line: console.print(safe(line), markup=False, highlight=False), progress=progress)
+        yield Watch(say=lambda line: console.print(printable(line), markup=False, highlight=False), progress=progress)
 
 
 def outcome_record(outcome: "Outcome") -> dict[str, object]:
@@ -179,14 +169,14 @@ def status_text(record: dict[str, Any]) -> str:
         lines.append("promoted: none yet; run `rag-pipeline reindex`")
     lines.append(f"store: {record['store']}")
     lines += [f"  {item['collection']}  {item['standing']}  {item['chunks']} chunks" for item in record["versions"]]
-    return safe("\n".join(lines))
+    return printable("\n".join(lines))
 
 
 def chunk_text(chunk: Chunk) -> str:
     """A chunk for people."""
     head = f"[{chunk.chunk_index}] {chunk.breadcrumb_text or chunk.title}"
     place = f"lines {chunk.line_start}-{chunk.line_end}, {chunk.token_count} tokens, {chunk.id}"
-    return safe(f"{head}\n    {place}\n{chunk.content}")
+    return printable(f"{head}\n    {place}\n{chunk.content}")
 
 
 def ranked_record(rank: int, item: "Ranked") -> dict[str, object]:
@@ -227,7 +217,7 @@ def ranked_text(rank: int, item: "Ranked") -> str:
     preview = " ".join(candidate.content.split())
     shown = preview if len(preview) <= _PREVIEW else f"{preview[:_PREVIEW]} …"
     place = f"{metadata['source']}:{metadata['line_start']}-{metadata['line_end']}"
-    return safe(
+    return printable(
         f"{rank}. {_breadcrumb(candidate) or metadata['title']}\n   {place}  "
         f"{candidate.score_label} {candidate.raw_score:.4f}  {'; '.join(item.reasons)}\n   {shown}"
     )
@@ -255,7 +245,7 @@ def read_queries(file: Path) -> list[tuple[str, str]]:
         try:
             record = json.loads(line)
             found.append((str(record["id"]), str(record["query"])))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ConfigurationError(
                 f'{file}, line {number}: expected an object with "id" and "query", found {line[:80]!r}.'
             ) from None

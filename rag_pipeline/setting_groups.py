@@ -8,13 +8,15 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
+# Waiting for longer is waiting for ever, and some clocks take no more.
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
 VectorStoreMode = Literal["auto", "langchain", "sdk"]
 
 
 class Group(BaseModel):
     """A group of settings: unknown names are refused, values are frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class KnowledgeRoot(Group):
@@ -114,7 +116,7 @@ class MilvusSettings(Group):
     )
     token: SecretStr = Field(default=SecretStr(""), description="`user:password` or an API key.")
     database: str = Field(default="", description="Milvus database; blank: the default one.")
-    timeout_s: float = Field(default=5.0, gt=0, description="Limit of one read.")
+    timeout_s: Seconds = Field(default=5.0, description="Limit of one read.")
     write_timeout_s: float = Field(default=120.0, gt=0, description="Limit of one write, flush or load.")
     secure: bool = Field(default=False, description="Use TLS.")
     server_pem_path: str = Field(default="", description="Server certificate for one-way TLS.")
@@ -176,7 +178,7 @@ class SidecarSettings(Group):
 
     enabled: bool = Field(default=False, description="Query the sidecar after each lookup, in the background.")
     mode: Literal["langchain", "sdk"] = Field(default="langchain", description="The sidecar's path.")
-    timeout_s: float = Field(default=5.0, gt=0, description="Limit of one sidecar query.")
+    timeout_s: Seconds = Field(default=5.0, description="Limit of one sidecar query.")
 
     @field_validator("mode", mode="before")
     @classmethod

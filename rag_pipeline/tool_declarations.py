@@ -62,10 +62,10 @@ def call_tool(arguments: str | dict[str, Any], *, session_id: str = "", lookup: 
     """
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return _error(f"the arguments are not JSON ({error})")
     if not isinstance(parsed, dict) or set(parsed) != {"query"} or not isinstance(parsed["query"], str):
-        return _error(f"the arguments have to be an object with the text `query` alone, not {json.dumps(parsed)[:200]}")
+        return _error(f"the arguments have to be an object with the text `query` alone, not {parsed!r:.200}")
     result = _look_up(parsed["query"], session_id=session_id, lookup=lookup)
     return json.dumps(result.to_dict(), ensure_ascii=False)
 

@@ -14,7 +14,7 @@ PACKAGE = PROJECT / "rag_pipeline"
 # A module may import from its own layer and from those before it.
 LAYERS = (
     {"errors"},
-    {"setting_groups", "records"},
+    {"setting_groups", "records", "printable"},
     {"settings"},
     {"tables", "visibility", "plots", "watch"},
     {"ingest"},

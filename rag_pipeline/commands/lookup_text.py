@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rag_pipeline.console import safe
+from rag_pipeline.printable import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -36,18 +36,18 @@ def result_text(result: "LookupResult") -> "Text":
     text = Text()
     text.append(f"{result.evidence_status}", style="bold")
     text.append(f"  {result.relevance_level}", style=_LEVEL_STYLES[result.relevance_level])
-    text.append(f"  {result.completeness_hint}  {safe(result.message)}\n")
+    text.append(f"  {result.completeness_hint}  {printable(result.message)}\n")
     for number, block in enumerate(result.evidence_blocks, 1):
-        text.append(f"\n[{number}] {safe(block.breadcrumb_text or block.title)}\n", style="bold cyan")
-        text.append(f"    {safe(block.source)}:{block.line_start}-{block.line_end}  ", style="dim")
+        text.append(f"\n[{number}] {printable(block.breadcrumb_text or block.title)}\n", style="bold cyan")
+        text.append(f"    {printable(block.source)}:{block.line_start}-{block.line_end}  ", style="dim")
         text.append(block.relevance_level, style=_LEVEL_STYLES[block.relevance_level])
         text.append(
             f"  evidence {block.evidence_score:.2f}  similarity {block.similarity:.2f}  "
             f"{block.score_label} {block.raw_score:.4f}\n",
             style="dim",
         )
-        text.append(f"    {safe('; '.join(block.hit_reasons))}\n", style="dim")
-        text.append("\n".join(f"    {line}" for line in safe(block.content).split("\n")) + "\n")
+        text.append(f"    {printable('; '.join(block.hit_reasons))}\n", style="dim")
+        text.append("\n".join(f"    {line}" for line in printable(block.content).split("\n")) + "\n")
     trace = result.retrieval_trace
     pack = result.context_pack
     facts = [
@@ -60,7 +60,7 @@ def result_text(result: "LookupResult") -> "Text":
         f"{trace['duration_ms']['whole']:.0f} ms",
         f"version {trace['collection'] or 'none'}",
     ]
-    text.append("\n" + safe("  ".join(facts)), style="dim")
+    text.append("\n" + printable("  ".join(facts)), style="dim")
     return text
 
 
@@ -78,7 +78,7 @@ def invocations_text(found: Sequence["Invocation"]) -> "Text":
         text.append(f"{item.id}", style="bold")
         text.append(f"  {item.created_at:%Y-%m-%d %H:%M:%S}  {item.evidence_status:<21}  ", style="dim")
         text.append(f"{item.relevance_level:<15}", style=_LEVEL_STYLES.get(item.relevance_level, ""))
-        text.append(f"  {item.duration_ms:6.0f} ms  {safe(shown)}")
+        text.append(f"  {item.duration_ms:6.0f} ms  {printable(shown)}")
     return text
 
 
@@ -111,16 +111,16 @@ def invocation_text(item: "Invocation") -> "Text":
     ):  # fmt: skip
         if value:
             text.append(f"{name + ':':<12}", style="bold")
-            text.append(f" {safe(str(value))}\n")
+            text.append(f" {printable(str(value))}\n")
     for attempt in trace.get("attempts", []):
         category = f", category {attempt['category_filter']}" if attempt["category_filter"] else ""
         marked = " (selected)" if attempt["name"] == trace.get("selected_attempt") else ""
         paths = ", ".join(f"{trial['path']} {trial['outcome']}" + (f": {trial['reason']}" if trial["reason"] else "")
                           for trial in attempt["paths"])  # fmt: skip
-        text.append(safe(f"\nattempt {attempt['name']}{category}{marked}; {paths}\n"), style="bold cyan")
+        text.append(printable(f"\nattempt {attempt['name']}{category}{marked}; {paths}\n"), style="bold cyan")
         for candidate in attempt["candidates"]:
             text.append(
-                safe(
+                printable(
                     f"  {candidate['evidence_score']:.2f}  similarity {candidate['similarity']:.2f}  "
                     f"{candidate['score_label']} {candidate['raw_score']:.4f}  {candidate['source']}  "
                     f"{' > '.join(candidate['breadcrumb'])}\n"
@@ -129,8 +129,8 @@ def invocation_text(item: "Invocation") -> "Text":
     text.append("\nrerank\n", style="bold cyan")
     for entry in details.get("rerank_trace", []):
         added = "  ".join(f"{rule} +{value:.3f}" for rule, value in entry["contributions"].items())
-        text.append(safe(f"  {entry['rank']}. {entry['final_score']:.3f} = {entry['base_similarity']:.3f}  {added}  "
-                         f"{entry['source']}\n"))  # fmt: skip
+        place = f"  {entry['rank']}. {entry['final_score']:.3f} = {entry['base_similarity']:.3f}  {added}"
+        text.append(printable(f"{place}  {entry['source']}\n"))
     return text
 
 

@@ -92,10 +92,11 @@ def lookup(
             result = knowledge.lookup_for_alert(alert, session_id=session)
         else:
             result = knowledge.lookup(query, session_id=session)
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        lookup_text.show(lookup_text.result_text(result))
+        # Before the record is written, which may take its time.
+        if as_json:
+            print_json(result.to_dict())
+        else:
+            lookup_text.show(lookup_text.result_text(result))
     if result.evidence_status == "retrieval_unavailable":
         raise StoreUnavailableError(result.message)
 
@@ -179,7 +180,7 @@ def _payload(file: Path) -> dict[str, Any]:
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
         found = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"The alert payload in {shown} cannot be read: {error}.") from None
     if not isinstance(found, dict):
         raise ConfigurationError(f"The alert payload in {shown} is no JSON object.")

@@ -35,7 +35,7 @@ def assemble(
         domains: Categories of this session's evidence, this lookup included.
     """
     post = retrieved.post
-    status, message = _status(retrieved, blocks)
+    status, message = _status(retrieved, blocks, pack)
     reasons = [*(post.dedup_reasons if post else ())]
     if any(block.given_before for block in blocks):
         reasons.append("already_provided")
@@ -55,14 +55,20 @@ def assemble(
     )
 
 
-def _status(retrieved: Retrieved, blocks: Sequence[EvidenceBlock]) -> tuple[EvidenceStatus, str]:
+def _status(retrieved: Retrieved, blocks: Sequence[EvidenceBlock], pack: ContextPack) -> tuple[EvidenceStatus, str]:
     if blocks and all(block.given_before for block in blocks):
         return (
             "already_provided",
             "All of the evidence was given to this session before; see the invocations that the blocks name.",
         )
     if blocks:
-        return "evidence", f"{len(blocks)} evidence block{'s' * (len(blocks) > 1)} found; cite them by number."
+        found = f"{len(blocks)} evidence block{'s' * (len(blocks) > 1)} found"
+        if not pack.included:
+            return "evidence", (
+                f"{found}, but none fits the context budget of {pack.budget} {pack.unit}: read the blocks themselves, "
+                "or raise retrieval.context.budget."
+            )
+        return "evidence", f"{found}; cite them by number."
     if retrieved.unavailable:
         return (
             "retrieval_unavailable",

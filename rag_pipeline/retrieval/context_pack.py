@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rag_pipeline.printable import printable
 from rag_pipeline.retrieval.results import ContextPack, EvidenceBlock
 
 CUT = "… (cut to fit the context budget)"
@@ -53,16 +54,17 @@ def _packed(
     number: int, block: EvidenceBlock, *, room: int, count: Callable[[str], int], first: bool
 ) -> tuple[str, int, bool] | None:
     """A block's text, its units and whether its content was cut; ``None`` when too little of it would fit."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", block.content)), default=0))
+    whole_content = printable(block.content)
+    fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", whole_content)), default=0))
     head = f"{'' if first else chr(10)}{_header(number, block)}\n{fence}evidence {number}\n"
     tail = f"\n{fence}\n"
-    whole = head + block.content + tail
+    whole = head + whole_content + tail
     if (units := count(whole)) <= room:
         return whole, units, False
-    content = _first_lines(block.content, room - count(head + tail), count)
+    content = _first_lines(whole_content, room - count(head + tail), count)
     while content and count(head + content + tail) > room:  # tokens may join differently in the whole
-        content = _first_lines(block.content, count(content) - count("\n" + CUT) - 1, count)
-    if not content or count(content) < min(_LEAST_CONTENT, count(block.content)):
+        content = _first_lines(whole_content, count(content) - count("\n" + CUT) - 1, count)
+    if not content or count(content) < min(_LEAST_CONTENT, count(whole_content)):
         return None
     part = head + content + tail
     return part, count(part), True
@@ -75,7 +77,7 @@ def _header(number: int, block: EvidenceBlock) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.replace("`", "'").split())
+    return " ".join(printable(text.replace("`", "'")).split())
 
 
 def _first_lines(content: str, room: int, count: Callable[[str], int]) -> str:

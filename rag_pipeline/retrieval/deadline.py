@@ -41,41 +41,61 @@ class Deadline:
         self._ends_at += seconds
 
 
-class _Outcome(Generic[T]):
-    def __init__(self) -> None:
-        self.value: T | None = None
-        self.error: BaseException | None = None
+class Running(Generic[T]):
+    """A call in a daemon thread of its own. One that is given up goes on; what it returns is dropped.
+
+    Args:
+        what: Names the call in the message.
+        function: Called in the context of the caller.
+    """
+
+    def __init__(self, what: str, function: Callable[[], T]) -> None:
+        self._what = what
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        context = contextvars.copy_context()
+
+        def run() -> None:
+            try:
+                self._value = context.run(function)
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name=f"lookup: {what}", daemon=True)
+        self._thread.start()
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait for at most ``limit_s`` seconds; whether the call has ended."""
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def result(self, limit_s: float) -> T:
+        """What the call returned.
+
+        Args:
+            limit_s: How long it was waited for, for the message.
+
+        Raises:
+            StoreUnavailableError: It has not returned yet.
+            BaseException: Whatever the function raised.
+        """
+        if self._thread.is_alive():
+            raise StoreUnavailableError(
+                f"{self._what} has not answered within {limit_s:.1f} s. `rag-pipeline doctor` looks into the store; "
+                "retrieval.timeout_s is the limit of a whole lookup."
+            )
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
 
 
 def call_within(limit_s: float, what: str, function: Callable[[], T]) -> T:
     """Call ``function`` in a thread of its own and wait for it for at most ``limit_s`` seconds.
 
-    A call that is given up goes on in its daemon thread; what it returns is dropped.
-
-    Args:
-        what: Names the call in the message.
-
     Raises:
         StoreUnavailableError: It has not returned in time.
         BaseException: Whatever the function raises.
     """
-    outcome: _Outcome[T] = _Outcome()
-    context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            outcome.value = context.run(function)
-        except BaseException as error:
-            outcome.error = error
-
-    thread = threading.Thread(target=run, name=f"lookup: {what}", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if thread.is_alive():
-        raise StoreUnavailableError(
-            f"{what} has not answered within {limit_s:.1f} s. `rag-pipeline doctor` looks into the store; "
-            "retrieval.timeout_s is the limit of a whole lookup."
-        )
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.value  # type: ignore[return-value]
+    running = Running(what, function)
+    running.wait(limit_s)
+    return running.result(limit_s)

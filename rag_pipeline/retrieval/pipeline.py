@@ -5,13 +5,14 @@ assembly, recording. Nothing that goes wrong in the store, the model, the databa
 exception: it becomes a degraded result that says so.
 """
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rag_pipeline.errors import StoreUnavailableError
+from rag_pipeline.errors import ConfigurationError, StoreUnavailableError
 from rag_pipeline.invocations.records import new_invocation_id
 from rag_pipeline.retrieval.assembly import assemble
 from rag_pipeline.retrieval.context_pack import pack_context
@@ -21,10 +22,12 @@ from rag_pipeline.retrieval.recording import Call, invocation_of
 from rag_pipeline.retrieval.rerank import Ranked
 from rag_pipeline.retrieval.results import ContextPack, EvidenceBlock, LookupResult
 from rag_pipeline.retrieval.retriever import Retrieved, Retriever
-from rag_pipeline.retrieval.session import Sessions, SessionState, without_repeats
+from rag_pipeline.retrieval.session import NEW_SESSION, Sessions, SessionState, without_repeats
 from rag_pipeline.retrieval.stages import Stages
 from rag_pipeline.settings import Settings, load_settings
 from rag_pipeline.workspace import Workspace
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from rag_pipeline.retrieval.sidecar import Sidecar
@@ -156,6 +159,27 @@ class KnowledgeLookup:
         created_at, invocation_id = datetime.now(UTC), new_invocation_id()
         self._sessions.prepare(session_id)
         retrieved = self._retriever.retrieve(query, stages=stages, payload=payload)
+        try:
+            result, state = self._answer(retrieved, invocation_id, session_id, session_state, stages)
+        except Exception as error:  # a fault of ours is no reason to stop the agent; the log has it
+            _log.exception("a lookup failed after retrieval")
+            failed = replace(retrieved, retrieval=None, unavailable=f"{type(error).__name__}: {error}")
+            state = session_state or NEW_SESSION
+            trace = {"invocation_id": invocation_id, "mode": self._retriever.mode, **failed.trace()}
+            result = assemble(failed, blocks=(), pack=ContextPack(), trace=trace, domains=state.domains)
+        result = replace(result, retrieval_trace={**result.retrieval_trace, "duration_ms": stages.so_far()})
+        self._record(result, retrieved, Call(query, session_id, created_at, state))
+        return result
+
+    def _answer(
+        self,
+        retrieved: Retrieved,
+        invocation_id: str,
+        session_id: str,
+        session_state: SessionState | None,
+        stages: Stages,
+    ) -> tuple[LookupResult, SessionState]:
+        """Session memory, packing and assembly; also what the session had been given before."""
         with stages.timed("session_recall"):
             state = session_state or self._sessions.recall(session_id)
         blocks = without_repeats(retrieved.post.blocks if retrieved.post else (), state)
@@ -175,10 +199,7 @@ class KnowledgeLookup:
                 **retrieved.trace(),
                 "session_failure": session_failure,
             }
-            result = assemble(retrieved, blocks=blocks, pack=pack, trace=trace, domains=domains)
-        result = replace(result, retrieval_trace={**trace, "duration_ms": stages.so_far()})
-        self._record(result, retrieved, Call(query, session_id, created_at, state))
-        return result
+            return assemble(retrieved, blocks=blocks, pack=pack, trace=trace, domains=domains), state
 
     def search(self, query: str, *, top_k: int | None = None, category: str = "") -> SearchResult:
         """Candidates for a query after hints, filter, retry and rerank; no threshold, packing or recording.
@@ -189,9 +210,12 @@ class KnowledgeLookup:
             category: Only chunks of this category, and no other filter; blank lets the L0 hints decide.
 
         Raises:
+            ConfigurationError: ``top_k`` is less than 1.
             StoreUnavailableError: The store does not answer, or has no promoted version that can be read.
         """
-        wanted = top_k or self._retrieval.top_k
+        wanted = self._retrieval.top_k if top_k is None else top_k
+        if wanted < 1:
+            raise ConfigurationError(f"top_k is the number of chunks to return, at least 1; found {wanted}.")
         retrieved = self._retriever.retrieve(
             query,
             stages=Stages(),
@@ -214,7 +238,7 @@ class KnowledgeLookup:
             return ContextPack(budget=context.budget, unit=context.unit)
         if context.unit == "characters":
             return pack_context(blocks, budget=context.budget, unit=context.unit)
-        counter = self._retriever.token_counter(retrieved.snapshot)
+        counter = retrieved.snapshot.queries.counter
         return pack_context(
             blocks, budget=context.budget, unit=context.unit, count=lambda text: counter.count([text])[0] if text else 0
         )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rag_pipeline.errors import RagPipelineError, StoreUnavailableError
+from rag_pipeline.errors import RagPipelineError
 from rag_pipeline.index.milvus import nearest_first
-from rag_pipeline.records import Candidate, TokenCounter
-from rag_pipeline.retrieval.deadline import Deadline, call_within
+from rag_pipeline.records import Candidate
+from rag_pipeline.retrieval.deadline import Deadline, Running
 from rag_pipeline.retrieval.evidence_score import Calibration, effective_calibration
 from rag_pipeline.retrieval.filtered_retry import Attempt, Retrieval, retrieve
 from rag_pipeline.retrieval.post_retrieval import PostRetrieval, process
@@ -21,7 +21,9 @@ from rag_pipeline.retrieval.vector_search import SearchFailedError, SearchOutcom
 from rag_pipeline.setting_groups import RetrievalSettings, VectorStoreMode
 from rag_pipeline.workspace import Workspace
 
-_MODEL_LOAD_S = 300.0
+# A model loads in seconds; what takes longer than this hangs.
+_LOADING_S = 300.0
+_LOOK_S = 0.05
 _log = logging.getLogger(__name__)
 _BLANK = "the query is blank."
 _DISABLED = "semantic retrieval (L1) is disabled by configuration (retrieval.l1_enabled)."
@@ -99,11 +101,7 @@ class Retriever:
             ModelUnavailableError: The version's model is not on this machine.
         """
         self._search.warm_up()
-        self.token_counter(self._resolver.resolve())
-
-    def token_counter(self, snapshot: Snapshot) -> TokenCounter:
-        """The token counter of a version's model."""
-        return self._resolver.token_counter(snapshot)
+        self._resolver.resolve()
 
     def close(self) -> None:
         """Let go of connections."""
@@ -181,24 +179,21 @@ class Retriever:
         return found
 
     def _resolve(self, deadline: Deadline, stages: Stages) -> Snapshot:
-        """The version to read. What the first lookup or a new model takes to load is not counted."""
+        """The version to read. The time that imports, a model's loading and Milvus Lite's start take is not counted."""
         with stages.timed("resolve"):
-            if not self._resolver.has_resolved:
-                started = time.monotonic()
-                self._search.warm_up()
-                try:
-                    return self._resolver.resolve()
-                finally:
-                    deadline.extend(time.monotonic() - started)
-            try:
-                return call_within(deadline.left(), self._ws.store.description, self._resolver.resolve)
-            except StoreUnavailableError:
-                if not self._resolver.loading:
-                    raise
+            if (fresh := self._resolver.fresh()) is not None:
+                return fresh
             started = time.monotonic()
-            snapshot = call_within(_MODEL_LOAD_S, "The loading of the model", self._resolver.resolve)
+            self._search.warm_up()
             deadline.extend(time.monotonic() - started)
-            return snapshot
+            resolving = Running(self._ws.store.description, self._resolver.resolve)
+            waited = time.monotonic()
+            while not resolving.wait(_LOOK_S):
+                if self._resolver.loading and time.monotonic() - waited < _LOADING_S:
+                    deadline.extend(_LOOK_S)
+                elif deadline.passed:
+                    break
+            return resolving.result(deadline.limit_s)
 
 
 @dataclass(frozen=True, slots=True)

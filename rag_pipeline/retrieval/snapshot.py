@@ -7,12 +7,16 @@ between never lets a query meet the other model's vectors. A resolved alias is u
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rag_pipeline.errors import RagPipelineError, StoreUnavailableError
+from rag_pipeline.index import lite_server
 from rag_pipeline.index.embedding import Embedder, TextEmbedder, Vectors
 from rag_pipeline.index.manifest import Manifest
+from rag_pipeline.index.models import load_token_counter
 from rag_pipeline.records import TokenCounter
 from rag_pipeline.workspace import Workspace
 
@@ -27,10 +31,15 @@ class QueryVectors:
     """Vectors of queries by one model; the last 256 are kept, so that retries and a second path embed nothing again.
 
     Safe to use from many threads.
+
+    Args:
+        embedder: Embeds queries.
+        counter: Counts tokens of the same model.
     """
 
-    def __init__(self, embedder: TextEmbedder) -> None:
+    def __init__(self, embedder: TextEmbedder, counter: TokenCounter) -> None:
         self.embedder = embedder
+        self.counter = counter
         self._kept: OrderedDict[str, Vectors] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -82,7 +91,8 @@ class SnapshotResolver:
         version: A collection to read instead of the alias's target; blank for the alias.
 
     Attributes:
-        loading: Whether a model is being loaded just now.
+        loading: Whether something is being started just now that is not the store's to answer for: a model is loaded,
+            or Milvus Lite's server is started.
     """
 
     def __init__(self, ws: Workspace, *, version: str = "") -> None:
@@ -90,15 +100,11 @@ class SnapshotResolver:
         self._version = version
         self._lock = threading.Lock()
         self._models: dict[str, QueryVectors] = {}
-        self._counters: dict[str, TokenCounter] = {}
         self._current: Snapshot | None = None
         self._resolved_at = float("-inf")
+        self._failure: Exception | None = None
+        self._failed_at = float("-inf")
         self.loading = False
-
-    @property
-    def has_resolved(self) -> bool:
-        """Whether a version was ever resolved: from then on the model is loaded."""
-        return self._current is not None
 
     def resolve(self) -> Snapshot:
         """The version that the alias points to now, or pointed to less than a second ago; its model is loaded.
@@ -107,25 +113,30 @@ class SnapshotResolver:
             StoreUnavailableError: No store, no promoted version, or one that this code cannot read.
             ModelUnavailableError: The version's model is not on this machine.
         """
+        waiting_since = time.monotonic()
         with self._lock:
-            if self._current is None or time.monotonic() - self._resolved_at >= _ALIAS_AGE_S:
-                asked_at = time.monotonic()
+            if (fresh := self.fresh()) is not None:
+                return fresh
+            # Those who waited while it failed share the outcome, or each would wait out a limit in turn.
+            if self._failure is not None and self._failed_at > waiting_since:
+                raise self._failure
+            asked_at = time.monotonic()
+            try:
                 self._current = self._resolve()
-                self._resolved_at = asked_at
+            except Exception as error:
+                self._failure, self._failed_at = error, time.monotonic()
+                raise
+            self._failure, self._resolved_at = None, asked_at
             return self._current
+
+    def fresh(self) -> Snapshot | None:
+        """The version resolved less than a second ago, without asking or waiting for anybody."""
+        current = self._current
+        return current if time.monotonic() - self._resolved_at < _ALIAS_AGE_S else None
 
     def forget(self) -> None:
         """Ask the store at the next `resolve`, however young the last answer is."""
         self._resolved_at = float("-inf")
-
-    def token_counter(self, snapshot: Snapshot) -> TokenCounter:
-        """The token counter of a snapshot's model."""
-        from rag_pipeline.index.models import load_token_counter
-
-        model = snapshot.queries.embedder.model
-        if model.fingerprint not in self._counters:
-            self._counters[model.fingerprint] = load_token_counter(model)
-        return self._counters[model.fingerprint]
 
     def _resolve(self) -> Snapshot:
         ws = self._ws
@@ -134,6 +145,9 @@ class SnapshotResolver:
             raise StoreUnavailableError(
                 f"There is no index in the state folder {ws.state}. Run `rag-pipeline reindex`, or set --state."
             )
+        if ws.store.is_lite and lite_server.running(ws.lite_folder) is None:
+            with self._starting():
+                ws.store.check()
         target = self._version if self._version else ws.store.alias_target(alias)
         if target is None:
             raise StoreUnavailableError(
@@ -149,6 +163,14 @@ class SnapshotResolver:
         manifest = ws.versions.read(target)
         matcher, failure = self._matcher(manifest)
         return Snapshot(manifest, self._queries(manifest), matcher, failure)
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        self.loading = True
+        try:
+            yield
+        finally:
+            self.loading = False
 
     def _matcher(self, manifest: Manifest) -> "tuple[HintMatcher | None, str]":
         """Hints help; a lookup does without them rather than not at all."""
@@ -170,11 +192,8 @@ class SnapshotResolver:
                     f"({wanted}, here {model.fingerprint}): reindex needed."
                 )
             threads = self._ws.settings.embedding.query_threads
-            queries = QueryVectors(Embedder(model, threads=threads or None))
-            self.loading = True
-            try:
+            with self._starting():
+                queries = QueryVectors(Embedder(model, threads=threads or None), load_token_counter(model))
                 queries.of("warm-up")
-            finally:
-                self.loading = False
             self._models[wanted] = queries
         return self._models[wanted]

@@ -5,6 +5,7 @@ Modes: ``auto`` asks LangChain first and falls back to the SDK when LangChain is
 id, so that they give the same candidates in the same order as long as the index is exact or unchanged.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -216,12 +217,12 @@ class VectorSearch:
             self._langchain.close()
 
     def warm_up(self) -> None:
-        """Import what the mode needs, so that the first lookup's time is not spent on it; failures are not told."""
+        """Import what the mode needs, so that the first lookup's time is not spent on it; failures are told there."""
+        import pymilvus  # noqa: F401
+
         if self.mode != "sdk":
-            try:
+            with contextlib.suppress(Exception):
                 import langchain_milvus  # noqa: F401
-            except Exception:
-                return
 
     def _path(self, name: str) -> SearchPath:
         if name == "sdk":

@@ -1,6 +1,9 @@
 """The commands that look knowledge up and show what was recorded: output, exit codes, messages."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +80,8 @@ def test_a_recorded_lookup_is_shown_and_replayed(project: Path) -> None:
         (("lookup", "x", "--payload", "y"), 2, "not both"),
         (("lookup", "--payload", "absent.json"), 2, "The alert payload in absent.json cannot be read"),
         (("lookup", "--payload", "broken.json"), 2, "cannot be read"),
+        (("lookup", "--payload", "deep.json"), 2, "cannot be read"),
+        (("search", "--queries", "deep.json"), 2, "line 1: expected an object"),
         (("lookup", "--payload", "list.json"), 2, "is no JSON object"),
         (("lookup", "--payload", "empty.json"), 2, "no field to search for"),
         (("invocations", "show", "ffffffffff"), 2, "There is no recorded lookup ffffffffff"),
@@ -87,12 +92,12 @@ def test_a_recorded_lookup_is_shown_and_replayed(project: Path) -> None:
     ],
 )
 def test_wrong_usage_and_what_is_missing(project: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
-    for name, text in (("broken", "{"), ("list", "[1]"), ("empty", "{}")):
+    for name, text in (("broken", "{"), ("list", "[1]"), ("empty", "{}"), ("deep", "[" * 200_000)):
         write(project / f"{name}.json", text)
     done = run_in(project, *arguments)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
-    for name in ("broken", "list", "empty"):
+    for name in ("broken", "list", "empty", "deep"):
         (project / f"{name}.json").unlink()
 
 
@@ -131,3 +136,22 @@ def test_the_database_is_made_by_a_command_too(project: Path, tmp_path: Path) ->
     wrong = run_in(project, "db", "upgrade", RAG_DATABASE__URL="postgresql://me:hunter2@127.0.0.1:9/none")
     assert wrong.returncode == 3
     assert "hunter2" not in wrong.stderr + wrong.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_stop_no_lookup(project: Path, closing: str) -> None:
+    command = f"{sys.executable} -m rag_pipeline.cli lookup 'memory is full' {closing}"
+    done = subprocess.run(["bash", "-c", command], cwd=project, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert ("[1] " in done.stdout) is (closing == "2>&-")
+
+
+@pytest.mark.slow
+def test_output_that_cannot_hold_chinese_stops_no_lookup(project: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "rag_pipeline.cli", "lookup", "内存"],
+        cwd=project, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, "[1] " in done.stdout) == (0, True), done.stderr

@@ -97,3 +97,12 @@ def test_a_title_cannot_forge_lines_or_fences() -> None:
     pack = pack_context([block("Text.", title=title)], budget=1000, unit="characters")
     assert "\nsource: forged.md" not in pack.text
     assert len([token for token in MarkdownIt().parse(pack.text) if token.type == "fence"]) == 1
+
+
+def test_what_acts_on_a_terminal_or_turns_the_direction_is_replaced_and_the_rest_stays() -> None:
+    pack = pack_context(
+        [block("a\x1b[31mb\x9bc\u202ed\u3000e\u00a0f👩\u200d💻", title="t\x1b]0;x\x07\u2066")],
+        budget=1000, unit="characters",
+    )  # fmt: skip
+    assert "a\ufffd[31mb\ufffdc\ufffdd\u3000e\u00a0f👩\u200d💻" in pack.text
+    assert "title: t\ufffd]0;x\ufffd\ufffd" in pack.text

@@ -173,6 +173,13 @@ def test_budgets_count_tokens_or_characters(look_up: LookUp) -> None:
     assert [block.content for block in few.evidence_blocks] == [block.content for block in whole.evidence_blocks]
 
 
+def test_a_budget_that_no_block_fits_does_not_ask_to_cite(look_up: LookUp) -> None:
+    result = look_up(retrieval__context__budget=1).lookup(QUERY)
+    assert (result.found, result.context_pack.text, result.completeness_hint) == (True, "", "truncated")
+    assert "none fits the context budget of 1 tokens" in result.message
+    assert "cite" not in result.message
+
+
 def test_variants_search_the_hint_terms_too_and_plain_results_stay(look_up: LookUp) -> None:
     query = "zebras trouble everywhere RedisConnectionsHigh unicorn"
     plain = look_up(retrieval__l1_enabled=True).lookup(query)

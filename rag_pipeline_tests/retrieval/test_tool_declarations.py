@@ -36,7 +36,21 @@ def test_a_call_gives_the_wire_contract(look_up: LookUp) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ["{not json", "[]", "null", {"query": 7}, {"q": "x"}, {"query": "x", "category": "y"}, {}]
+    "arguments",
+    [
+        "{not json",
+        "[]",
+        "null",
+        {"query": 7},
+        {"q": "x"},
+        {"query": "x", "category": "y"},
+        {},
+        "[" * 200_000,
+        {"query": object()},
+        {"q": {1, 2}},
+        b"{}",
+        {("a", "b"): 1},
+    ],
 )
 def test_a_wrong_call_is_told_to_the_model(look_up: LookUp, arguments: object) -> None:
     answer = json.loads(call_tool(arguments, lookup=look_up()))  # type: ignore[arg-type]

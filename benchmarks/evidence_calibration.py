@@ -11,9 +11,9 @@ chunks, of the hinted category and of all. Found are:
 2. ``background``: the mean distance behind the nearest ten.
 3. The weights of a logistic over the signals. A query's best candidate counts: of an answerable query the best one of
    an expected document, of the others the best one at all (found again after each fit, as that depends on the weights).
-   The answerable ones weigh three times as much: evidence that exists and is refused costs an agent more than
-   evidence that turns out not to help. A ridge keeps the weights small. Queries whose documents are not among the
-   candidates are a matter of retrieval and left out, but counted.
+   The answerable ones weigh twice as much: evidence that exists and is refused costs an agent more than evidence that
+   turns out not to help. A ridge keeps the weights small. Queries whose documents are not among the candidates are a
+   matter of retrieval and left out, but counted.
 
 The output ends with the constants for `rag_pipeline.index.models`; a test compares them. Equal input gives equal output
 up to rounding of the vectors.
@@ -46,6 +46,7 @@ QUERIES = PROJECT / "benchmarks" / "data" / "evidence_queries.jsonl"
 CANDIDATES = 30
 NEAREST = 10
 RIDGE = 0.5
+ANSWERABLE_SHARE = 2 / 3
 FOLDS = 5
 SEEDS = range(10)
 RIGHT_SHARE = 90
@@ -146,7 +147,8 @@ def fit(bags: Sequence[Bag], *, rounds: int = 12) -> Array:
     """Intercept and weights in the order of `SIGNALS`."""
     bags = [bag for bag in bags if bag.counts]
     labels = np.array([bool(bag.case.expect) for bag in bags], dtype=float)
-    shares = np.where(labels == 1, 0.75 / labels.sum(), 0.25 / (1 - labels).sum()) * len(labels)
+    shares = np.where(labels == 1, ANSWERABLE_SHARE / labels.sum(), (1 - ANSWERABLE_SHARE) / (1 - labels).sum())
+    shares *= len(labels)
     weights = np.array([0.0, 1.0, *[0.0] * (len(SIGNALS) - 1)])
     for _ in range(rounds):
         best = []

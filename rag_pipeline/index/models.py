@@ -221,13 +221,13 @@ def _resolve_bundled(name: str, *, cache_dir: Path) -> ResolvedModel:
             max_l2_distance=0.55,
             evidence=EvidenceWeights(
                 background=0.292,
-                intercept=0.41,
-                similarity=3.04,
-                margin=2.03,
-                names_missing=-2.5,
-                words_missing=-3.4,
-                other_language=-0.53,
-                agreement=3.93,
+                intercept=0.51,
+                similarity=2.75,
+                margin=1.87,
+                names_missing=-3.3,
+                words_missing=-4.13,
+                other_language=1.29,
+                agreement=3.21,
             ),
         )
         contents = [(bundled_e5.DATA_FILE, bundled_e5.DATA_SHA256), ("converter", str(bundled_e5.CONVERTER_VERSION))]

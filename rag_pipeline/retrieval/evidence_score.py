@@ -7,7 +7,8 @@ alone does not tell. The evidence score is a logistic over six signals, each in 
 - ``margin``: how far it exceeds the similarity of the query's own background, the candidates behind the nearest ten.
 - ``names_missing``: the share of the query's technical terms that the candidate lacks (title, breadcrumb, keywords and
   content); a term that few candidates have weighs more.
-- ``words_missing``: the same for its other words, where the candidate is in the query's language; 0 where it is not.
+- ``words_missing``: the same for all its terms. A candidate in another language can hardly have the query's words: it
+  lacks no more than the best one in the query's own language does (what nobody has, it will not have either).
 - ``other_language``: 1 where the candidate is in another language than the query.
 - ``agreement``: similarity / n where a title, alert name, keyword or heading in the query names n documents and this
   is one: a hint speaks for a candidate as far as the vectors do, and cannot make a far one usable.
@@ -21,12 +22,16 @@ from dataclasses import dataclass, field, fields
 
 from rag_pipeline.index.models import EvidenceWeights, ModelProfile
 from rag_pipeline.records import Candidate, RelevanceLevel
-from rag_pipeline.retrieval.lexical import is_chinese, standing, terms_of
+from rag_pipeline.retrieval.lexical import Terms, is_chinese, standing, terms_of
 from rag_pipeline.retrieval.query_transform import TransformedQuery
 from rag_pipeline.setting_groups import NormalizationSettings
 
 _NEAREST = 10
 _PRIOR_CANDIDATES = 5
+# Of a long query no candidate has every word: this much (about three rare words) is as good as all.
+_ENOUGH = 10.0
+# Of a candidate in another language, where none in the query's own is there to tell.
+_WORDS_UNTOLD = 0.4
 _NAMING_KINDS = frozenset({"title", "alert", "keyword", "heading"})
 
 
@@ -171,19 +176,25 @@ def signals(
     texts = [_text(candidate) for candidate in candidates]
     stand = [standing(asked, text) for text in texts]
     weight = {term: math.log(1 + len(texts) / (sum(term in one for one in stand) + 0.5)) for term in asked}
-    # Two bigrams are about one word.
+    # A word is about two bigrams.
     weight |= {term: weight[term] / 2 for term in terms.bigrams}
-    nothing_asked = not asked and not any(letter.isalpha() and not letter.isascii() for letter in query.text)
+    nothing_asked = not asked and not _in_other_script(query.text)
     naming = [match.sources for match in query.hints.matches if match.kind in _NAMING_KINDS]
 
-    def missing(names: Sequence[str], present: frozenset[str]) -> float:
-        whole = sum(weight[term] for term in names)
-        return sum(weight[term] for term in names if term not in present) / whole if whole else 0.0
+    def words_missing(present: frozenset[str]) -> float:
+        whole = min(sum(weight.values()), _ENOUGH)
+        return max(0.0, 1.0 - sum(weight[term] for term in present) / whole) if whole else 0.0
 
+    def names_missing(present: frozenset[str]) -> float:
+        whole = sum(weight[term] for term in terms.names)
+        return sum(weight[term] for term in terms.names if term not in present) / whole if whole else 0.0
+
+    foreign = [_is_foreign(candidate, text, terms) for candidate, text in zip(candidates, texts, strict=True)]
+    lacking = [1.0 if nothing_asked else words_missing(present) for present in stand]
+    # What no candidate in the query's language has, one in another language can hardly have.
+    least = min((one for one, other in zip(lacking, foreign, strict=True) if not other), default=_WORDS_UNTOLD)
     found = []
-    for candidate, text, present in zip(candidates, texts, stand, strict=True):
-        language = str(candidate.metadata.get("language") or "")
-        foreign = (language.startswith("zh") if language else is_chinese(text)) != terms.chinese
+    for candidate, present, other, words in zip(candidates, stand, foreign, lacking, strict=True):
         source = candidate.metadata.get("source")
         distances = (candidate.score, distance)
         near, far = (1.0 - min(value, 4.0) / max_l2_distance if not math.isnan(value) else 0.0 for value in distances)
@@ -192,9 +203,9 @@ def signals(
             Signals(
                 similarity=similarity,
                 margin=near - far,
-                names_missing=missing(terms.names, present),
-                words_missing=1.0 if nothing_asked else 0.0 if foreign else missing(asked, present),
-                other_language=float(foreign),
+                names_missing=names_missing(present),
+                words_missing=min(words, least) if other else words,
+                other_language=float(other),
                 agreement=max((similarity / len(sources) for sources in naming if source in sources), default=0.0),
             )
         )
@@ -206,6 +217,16 @@ SIGNALS = tuple(one.name for one in fields(Signals))
 
 def _logistic(log_odds: float) -> float:
     return 1.0 / (1.0 + math.exp(-log_odds)) if log_odds >= 0 else 1.0 - 1.0 / (1.0 + math.exp(log_odds))
+
+
+def _is_foreign(candidate: Candidate, text: str, terms: Terms) -> bool:
+    language = str(candidate.metadata.get("language") or "")
+    return (language.startswith("zh") if language else is_chinese(text)) != terms.chinese
+
+
+def _in_other_script(text: str) -> bool:
+    """Whether a text is written in letters whose words are not known here, such as Cyrillic ones."""
+    return any(letter.isalpha() and not letter.isascii() and not is_chinese(letter) for letter in text)
 
 
 def _text(candidate: Candidate) -> str:

@@ -1,9 +1,10 @@
 """Which words of a query stand in a candidate: how far its text covers what was asked, whatever the vectors say.
 
 A query's *names* are its technical terms: identifiers (CamelCase, snake_case, with digits), words in capitals or with a
-capital inside a sentence, and every Latin word of a query in another script. Names are written alike in all languages.
-Its *words* are all its other Latin words without stop words, and the bigrams of its Chinese runs; they can only be
-expected in a candidate of the query's own language. Both are compared by stems ("evicted" is found in "eviction").
+capital inside a sentence, numbers of three to five digits, and every Latin word of a Chinese query. Names are written
+alike in all languages. Its *words* are all its other Latin words without stop words, and the bigrams of its Chinese
+runs; they can only be expected in a candidate of the query's own language. Both are compared by stems ("evicted" is
+found in "eviction"). Names of instances (``checkout-7d9f5c6b8-x2lqk``, ``worker-3``) are nobody's words.
 """
 
 import itertools
@@ -26,14 +27,16 @@ _STOP = frozenset(
 )
 _CHINESE_STOP = re.compile(
     "怎么办|怎么样|怎么|怎样|如何|什么|为什么|哪个|哪些|哪条|哪里|哪一|是谁|谁|一直|已经|应该|可以|需要|能不能|要不要|是不是|有没有|请问|"
-    "请|帮我|我们|我|你|的|了|吗|呢|吧|和|与|或|在|是|有|被|把|到|从|对|也|都|就|还|又|很|太|越来越|突然|以及|并且|但是|因为|所以|如果|先做"
+    "请|帮我|我们|我|你|的|了|吗|呢|吧|和|与|或|在|是|有|被|把|到|从|对|也|都|就|还|又|很|太|地(?![址域区点图理])|越来越|突然|以及|并且|但是|因为|所以|如果|先做"
 )
 _HAN = re.compile("[\u3400-\u9fff]+")
 _TOKEN = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[_.\-/:][A-Za-z0-9]+)*")
+_NUMBER = re.compile(r"(?:(?<![\w.\-:/])|(?<=[A-Z]-))\d{3,5}(?![\w.%:/]|-\d)")
 _PARTS = re.compile(r"[_.\-/:]|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SENTENCE_START = re.compile(r"(?:^|[.!?:;\n。！？：；])\s*$")
 _ENDINGS = ("ing", "ions", "ion", "ies", "es", "ed", "s", "e")
 _SHORT = 4
+_INSTANCE = re.compile(r"[a-z][\w.\-/]*-\d{1,3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +66,21 @@ def terms_of(text: str) -> Terms:
     chinese = is_chinese(text)
     latin: dict[str, bool] = {}
     for token in _TOKEN.finditer(text):
-        parts = [part for part in _PARTS.split(token.group()) if part]
+        whole = token.group()
+        parts = [part for part in _PARTS.split(whole) if part]
+        if _INSTANCE.fullmatch(whole) or any(_looks_random(part) for part in parts):
+            continue
         starts = _SENTENCE_START.search(text[max(0, token.start() - 3) : token.start()]) is not None
-        camel = len(parts) > 1 + sum(token.group().count(mark) for mark in "_.-/:")
+        camel = len(parts) > 1 + sum(whole.count(mark) for mark in "_.-/:")
         for part in parts:
             word = part.lower()
-            if len(word) < 2 or word in _STOP or not word[0].isalpha() or _looks_random(word):
+            if len(word) < 2 or word in _STOP or not word[0].isalpha():
                 continue
-            technical = chinese or camel or "_" in token.group() or any(map(str.isdigit, word))
+            technical = chinese or camel or "_" in whole or any(map(str.isdigit, word))
             technical = technical or part.isupper() or (part[0].isupper() and not starts)
             stem = _stem(word)
             latin[stem] = latin.get(stem, False) or technical
+    latin |= dict.fromkeys(_NUMBER.findall(text), True)
     runs = _HAN.findall(_CHINESE_STOP.sub(" ", text))
     bigrams = dict.fromkeys(run[at : at + 2] for run in runs for at in range(len(run) - 1))
     kept = list(latin.items())[:MAX_TERMS]
@@ -100,8 +107,9 @@ def _stands(term: str, text: str, lower: str) -> bool:
     while at >= 0:
         end = at + len(term)
         begins = at == 0 or not lower[at - 1].isalnum() or not lower[at - 1].isascii() or text[at].isupper()
-        # A short stem must be the whole word, its plural aside: "pod" is no part of "podcast".
-        if begins and (len(term) >= _SHORT or _ends(lower[end : end + 2], text[end : end + 1])):
+        # A number or short stem must be the whole word, its plural aside: "pod" is no part of "podcast".
+        open_ended = len(term) >= _SHORT and not term.isdigit()
+        if begins and (open_ended or _ends(lower[end : end + 2], text[end : end + 1])):
             return True
         at = lower.find(term, at + 1)
     return False
@@ -120,5 +128,9 @@ def _stem(word: str) -> str:
 
 
 def _looks_random(word: str) -> bool:
-    """Generated parts of names, such as those of pods: digits and letters change places more than once."""
-    return len(word) >= 5 and sum(one.isdigit() != two.isdigit() for one, two in itertools.pairwise(word)) > 1
+    """Generated parts of names, such as those of pods: digits and small letters change places more than once."""
+    return (
+        len(word) >= 5
+        and word.islower()
+        and sum(one.isdigit() != two.isdigit() for one, two in itertools.pairwise(word)) > 1
+    )

@@ -29,10 +29,16 @@ from rag_pipeline.retrieval.lexical import MAX_TERMS, Terms, is_chinese, standin
         # A hyphen or dot alone makes no name.
         ("redis-cli hangs", (), ("redi", "cli", "hang")),
         ("spring.datasource.url", (), ("spring", "datasourc", "url")),
-        # Generated parts, stop words, single letters and numbers say nothing.
-        ("api-7f9c4b8d6-x2x9z", (), ("api",)),
+        # Numbers of three to five digits are names, unless they are part of a time, an address, a share or a date.
+        ("exit code 137 and error 1040", ("137", "1040"), ("exit", "code", "error")),
+        ("ORA-01555 again", ("ora", "01555"), ()),
+        ("at 10.20.300.4:8080, 300%, 2026-03-01, 123456, 42, v100.5", ("v100",), ()),
+        # Instances, stop words, single letters and short numbers say nothing.
+        ("api-7f9c4b8d6-x2x9z", (), ()),
+        ("shop/checkout-7d9f5c6b8-x2lqk on worker-3 of prod-eu-1", (), ()),
+        ("shop/checkout on worker", (), ("shop", "checkout", "worker")),
         ("what should we do with it", (), ()),
-        ("x 137 a", (), ()),
+        ("x 13 a", (), ()),
         ("", (), ()),
         ("🔥 ???", (), ()),
     ],

@@ -595,12 +595,12 @@ def test_a_query_is_never_answered_with_the_other_models_vector(
     reindex.reindex(first)
     answers = {0: [hit.id for hit in reader.nearest(text, top_k=4)]}
     reindex.reindex(second)
-    reader._snapshots.forget()
+    reader._resolver.forget()
     scores = [hit.score for hit in reader.nearest(text, top_k=4)]
     expected = second.store.search(second.versions.promoted().collection, second.embedder.embed_query(text), limit=4)
     assert scores == pytest.approx([hit.score for hit in expected], abs=1e-5)
     release.rollback(first)
-    reader._snapshots.forget()
+    reader._resolver.forget()
     assert [hit.id for hit in reader.nearest(text, top_k=4)] == answers[0]
 
 

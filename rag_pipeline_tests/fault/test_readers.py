@@ -104,7 +104,7 @@ def test_a_reader_that_slept_while_its_version_was_dropped_finds_the_new_one(
     old = reindex.reindex(ws).manifest.collection
     reader = VectorSearch(ws, mode="sdk")
     reader.nearest("Redis memory", top_k=1)
-    reader._snapshots._resolved_at = float("inf")  # it has just asked, and now sleeps
+    reader._resolver._resolved_at = float("inf")  # it has just asked, and now sleeps
     write(knowledge / "cache/new.md", "# New\n\nText.\n")
     new = reindex.reindex(ws).manifest.collection
     release.prune(ws)

@@ -2,7 +2,7 @@
 
 `InvocationRecorder.record` appends a line to a file; a thread moves the lines to the database. What a killed process or
 a database that was down has left in the spool is written by whichever recorder comes next. The primary key makes a line
-that is written twice one row.
+that is written twice one row. What becomes known of an invocation later is a line of its own, an amendment.
 """
 
 import atexit
@@ -11,15 +11,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from rag_pipeline.errors import RagPipelineError
 from rag_pipeline.invocations.database import Database
 from rag_pipeline.invocations.forking import reset_in_forks
-from rag_pipeline.invocations.records import Invocation
+from rag_pipeline.invocations.records import Amendment, Invocation, spooled
 from rag_pipeline.invocations.redaction import Redactor
 from rag_pipeline.invocations.spool import Segment, Spool
 from rag_pipeline.invocations.store import InvocationStore
@@ -87,6 +88,17 @@ class InvocationRecorder:
         except Exception as error:
             self._drop(f"{type(error).__name__}: {error}")
 
+    def amend(self, invocation_id: str, details: Mapping[str, Any]) -> None:
+        """Replace these names in the ``retrieval_details`` of a recorded invocation, redacted.
+
+        As safe as `record`: never raises, never waits for the database. An amendment whose invocation is not there
+        (purged, refused by the database) is left out.
+        """
+        try:
+            self._amend(invocation_id, details)
+        except Exception as error:
+            self._drop(f"{type(error).__name__}: {error}")
+
     def start(self) -> None:
         """Write what other processes have left in the spool, without waiting for the first record."""
         with self._changed:
@@ -118,7 +130,7 @@ class InvocationRecorder:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._spool.forget()
-        self._unspooled: deque[Invocation] = deque()
+        self._unspooled: deque[Invocation | Amendment] = deque()
         self._thread: threading.Thread | None = None
         self._recorded = 0
         self._written = 0
@@ -137,8 +149,23 @@ class InvocationRecorder:
         if len(line) > _LONGEST_LINE:
             redacted = _shortened(redacted, length=len(line))
             line = redacted.to_json_line().encode()
+        self._keep(redacted, line)
+
+    def _amend(self, invocation_id: str, details: Mapping[str, Any]) -> None:
+        amendment = Amendment(invocation_id, dict(self._redactor.mapping(details)))
+        line = amendment.to_json_line().encode()
+        if len(line) > _LONGEST_LINE:
+            omitted = {"omitted": f"the amendment had {len(line)} bytes, more than {_LONGEST_LINE}"}
+            amendment = Amendment(invocation_id, dict.fromkeys(amendment.details, omitted))
+            line = amendment.to_json_line().encode()
+        self._keep(amendment, line)
+
+    def _keep(self, item: Invocation | Amendment, line: bytes) -> None:
+        """Put it into the spool, or else into memory."""
         with self._changed:
             try:
+                if self._unspooled and isinstance(item, Amendment):
+                    raise BlockingIOError("its invocation may be waiting in memory")
                 self._spool.append(line)
             except OSError as error:
                 if len(self._unspooled) >= _MOST_UNSPOOLED:
@@ -146,7 +173,7 @@ class InvocationRecorder:
                     return
                 if not self._unspooled:
                     logger.warning("Invocations are kept in memory: the spool takes none (%s).", error)
-                self._unspooled.append(redacted)
+                self._unspooled.append(item)
             self._recorded += 1
             if not self._closed:
                 self._start_writer()
@@ -227,7 +254,7 @@ class InvocationRecorder:
                 owed = self._spool.owed()
             self._write_segments()
             if unspooled:
-                self._log_refused(self._store.insert(unspooled))
+                self._write_unspooled(unspooled)
             with self._lock:
                 for _ in unspooled:
                     self._unspooled.popleft()
@@ -245,17 +272,21 @@ class InvocationRecorder:
         return ""
 
     def _write_segments(self) -> None:
+        waiting: set[str] = set()
         for segment in self._spool.claim():
-            aside = self._write_lines(segment)
+            aside, amendments = self._write_lines(segment)
+            if amendments and not self._write_amendments(segment, amendments, waiting):
+                continue  # once more, when what is older has been written: twice does no harm
             # Only now that all others are in: an attempt that fails is made again from the beginning.
             if aside:
                 logger.warning("%d lines of %s are no invocations, cut off, or refused.", len(aside), segment.path)
                 segment.keep_aside(aside)
             segment.delete()
 
-    def _write_lines(self, segment: Segment) -> list[bytes]:
-        """Write a segment to the database; returns the lines that are not to be written at all."""
+    def _write_lines(self, segment: Segment) -> tuple[list[bytes], list[Amendment]]:
+        """Write a segment's invocations; returns the lines that are not to be written at all, and the amendments."""
         aside: list[bytes] = []
+        amendments: list[Amendment] = []
         waiting: dict[str, tuple[Invocation, bytes]] = {}
 
         def write() -> None:
@@ -266,15 +297,45 @@ class InvocationRecorder:
 
         for line in segment.lines():
             try:
-                invocation = Invocation.from_json_line(line)
+                item = spooled(line)
             except ValueError:
                 aside.append(line)
                 continue
-            waiting[invocation.id] = invocation, line
+            if isinstance(item, Amendment):
+                amendments.append(item)
+                continue
+            waiting[item.id] = item, line
             if len(waiting) >= _BATCH:
                 write()
         write()
-        return aside
+        return aside, amendments
+
+    def _write_amendments(self, segment: Segment, amendments: list[Amendment], waiting: set[str]) -> bool:
+        """Amend what a segment's amendments name; False when a row may still come from an older segment.
+
+        Args:
+            waiting: The invocations of which an older segment's amendment waits already; this one's join them.
+        """
+        # Asked before, so that what is not older any more is in the database.
+        may_come = self._spool.older_than(segment)
+        due = [amendment for amendment in amendments if amendment.id not in waiting]
+        undone = self._store.amend(due)
+        absent = {invocation_id for invocation_id, reason in undone.items() if not reason}
+        if may_come:
+            waiting |= absent
+            if any(amendment.id in waiting for amendment in amendments):
+                return False
+        self._log_unamended(undone)
+        return True
+
+    def _write_unspooled(self, items: Sequence[Invocation | Amendment]) -> None:
+        self._log_refused(self._store.insert([item for item in items if isinstance(item, Invocation)]))
+        self._log_unamended(self._store.amend([item for item in items if isinstance(item, Amendment)]))
+
+    @staticmethod
+    def _log_unamended(undone: dict[str, str]) -> None:
+        for invocation_id, reason in undone.items():
+            logger.warning("Invocation %s is not amended: %s", invocation_id, reason or "there is no such row")
 
     @staticmethod
     def _log_refused(refused: dict[str, str]) -> None:

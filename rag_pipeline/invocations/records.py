@@ -112,6 +112,58 @@ class Invocation:
         return replace(self, **values)
 
 
+_AMENDS = b'{"amends":'
+
+
+@dataclass(frozen=True, slots=True)
+class Amendment:
+    """What became known of an invocation after it was recorded.
+
+    Attributes:
+        id: Of the invocation.
+        details: Replaces the values of the same names in its ``retrieval_details``, and adds the others.
+    """
+
+    id: str
+    details: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not _ID.fullmatch(self.id):
+            raise ValueError(f"{self.id!r:.100} is no id of an invocation")
+
+    def to_json_line(self) -> str:
+        """One line of ASCII that no invocation's begins like, without the newline at its end."""
+        return json.dumps({"amends": self.id, "details": storable_value(self.details)}, allow_nan=False)
+
+    @classmethod
+    def from_json_line(cls, line: str | bytes) -> "Amendment":
+        """The amendment of a line that `to_json_line` made.
+
+        Raises:
+            ValueError: The line is none.
+        """
+        try:
+            values = json.loads(line)
+        except RecursionError:
+            raise ValueError("the line is nested too deeply") from None
+        if not isinstance(values, dict):
+            raise ValueError("the line holds no amendment")
+        return cls(_of_kind(str, values.get("amends")), _of_kind(dict, values.get("details")))
+
+    def amended(self, details: Mapping[str, Any]) -> dict[str, Any]:
+        """``retrieval_details`` with this amendment; amending twice changes nothing more."""
+        return {**details, **self.details}
+
+
+def spooled(line: bytes) -> Invocation | Amendment:
+    """What a line of the spool holds.
+
+    Raises:
+        ValueError: Neither an invocation nor an amendment.
+    """
+    return Amendment.from_json_line(line) if line.startswith(_AMENDS) else Invocation.from_json_line(line)
+
+
 def new_invocation_id() -> str:
     """A new id: a UUID of version 7 in hex; ids made one after the other sort in that order, to about 250 ns."""
     milliseconds, rest = divmod(time.time_ns(), 1_000_000)

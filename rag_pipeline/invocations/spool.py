@@ -126,6 +126,11 @@ class Spool:
             finally:
                 segment.release()
 
+    def older_than(self, segment: Segment) -> bool:
+        """Whether a segment that was begun before this one is still to be written by somebody."""
+        names = [name for name in self._names() if name.endswith(".ready") and name < segment.path.name]
+        return any(_can_be_opened(self.folder / name) for name in names)
+
     def owed(self) -> set[Path]:
         """The ready segments that this process has filled and that are still there."""
         self._own = {path for path in self._own if path.exists()}
@@ -199,6 +204,15 @@ def _lock(path: Path) -> Segment | None:
         pass
     segment.release()
     return None
+
+
+def _can_be_opened(path: Path) -> bool:
+    """Whether a segment may be claimed, now or when it is let go; not another user's, nor a link."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_NOFOLLOW))
+    except OSError:
+        return False
+    return True
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -1,13 +1,14 @@
 """Invocations in the database: write, read, list, purge."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rag_pipeline.errors import ConfigurationError
 from rag_pipeline.invocations.database import Database
-from rag_pipeline.invocations.records import ID_LENGTH, Invocation
+from rag_pipeline.invocations.records import ID_LENGTH, Amendment, Invocation
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -48,6 +49,28 @@ class InvocationStore:
                 if reason := self._insert([row]):
                     refused[row["id"]] = reason
         return refused
+
+    def amend(self, amendments: Sequence[Amendment]) -> dict[str, str]:
+        """Amend the details of invocations, in the order given; doing so again changes nothing more.
+
+        Returns:
+            Why the database refused the amendments of an invocation, by its id; blank when it has no such row. Empty
+            when all are done.
+        """
+        left: dict[str, list[Amendment]] = {}
+        for amendment in amendments:
+            left.setdefault(amendment.id, []).append(amendment)
+        undone: dict[str, str] = {}
+        ids = sorted(left)
+        for start in range(0, len(ids), _BATCH):
+            batch = {id_: left[id_] for id_ in ids[start : start + _BATCH]}
+            absent: set[str] = set()
+            if self._write(partial(_amend, amendments=batch, absent=absent)):
+                for id_, own in batch.items():
+                    if reason := self._write(partial(_amend, amendments={id_: own}, absent=absent)):
+                        undone[id_] = reason
+            undone.update(dict.fromkeys(absent, ""))
+        return undone
 
     def get(self, id: str) -> Invocation | None:  # noqa: A002 (the name of the field)
         """The invocation with this id, or with the only id that begins so; ``None`` when there is none.
@@ -132,12 +155,18 @@ class InvocationStore:
 
     def _insert(self, rows: "Sequence[dict[str, Any]]") -> str:
         """Write the rows in one transaction; returns why they, not the database, are to blame when that fails."""
+        from rag_pipeline.invocations.tables import insert_absent, tool_invocation
+
+        return self._write(lambda connection: insert_absent(connection, tool_invocation, rows))
+
+    def _write(self, statements: "Callable[[Connection], None]") -> str:
+        """Run statements in one transaction; returns why their values are to blame when that fails."""
         from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 
         try:
             with self._database.transaction(writes=True) as connection:
                 try:
-                    self._insert_absent(connection, rows)
+                    statements(connection)
                 except StatementError as error:
                     if isinstance(error, DBAPIError) and not isinstance(error, DataError | IntegrityError):
                         raise
@@ -148,15 +177,31 @@ class InvocationStore:
             return str(refusal)
         return ""
 
-    @staticmethod
-    def _insert_absent(connection: "Connection", rows: "Sequence[dict[str, Any]]") -> None:
-        from rag_pipeline.invocations.tables import insert_absent, tool_invocation
-
-        insert_absent(connection, tool_invocation, rows)
-
 
 class _RefusedRowsError(Exception):
     """Leaves the transaction, which rolls back."""
+
+
+def _amend(connection: "Connection", amendments: "Mapping[str, Sequence[Amendment]]", absent: set[str]) -> None:
+    """Amend rows inside a transaction; ``absent`` gets the ids that have none."""
+    import sqlalchemy as sa
+
+    from rag_pipeline.invocations.tables import tool_invocation
+
+    table = tool_invocation
+    # Read and written back, since no JSON function is the same in all databases.
+    query = sa.select(table.c.id, table.c.retrieval_details).where(table.c.id.in_(list(amendments)))
+    found = {row.id: row.retrieval_details for row in connection.execute(query.order_by(table.c.id).with_for_update())}
+    absent |= set(amendments) - set(found)
+    rows = []
+    for id_, stored in found.items():
+        details = stored if isinstance(stored, dict) else {}
+        for amendment in amendments[id_]:
+            details = amendment.amended(details)
+        rows.append({"of": id_, "amended": details})
+    if rows:
+        update = sa.update(table).where(table.c.id == sa.bindparam("of"))
+        connection.execute(update.values(retrieval_details=sa.bindparam("amended")), rows)
 
 
 def _reason(error: Exception) -> str:

@@ -255,16 +255,18 @@ class KnowledgeLookup:
                 status = {"status": "skipped", "reason": "nothing searched"}
         except Exception as error:  # whatever it is, it is the sidecar's, not the lookup's
             status = {"status": "unavailable", "reason": str(error) or type(error).__name__}
+        if sidecar is not None and retrieval is not None and snapshot is not None:
+            status = {"status": "pending", "mode": self._retrieval.sidecar.mode}
+        # At once, whatever becomes of the sidecar or of this process.
+        recorder.record(invocation_of(result, call, retrieved, settings=self._retrieval, sidecar=status))
         if sidecar is None or retrieval is None or snapshot is None:
-            recorder.record(invocation_of(result, call, retrieved, settings=self._retrieval, sidecar=status))
             return
+        invocation_id = result.invocation_id
         sidecar.compare(
             snapshot,
             retrieved.query.text,
             category=retrieval.selected.category,
-            done=lambda outcome: recorder.record(
-                invocation_of(result, call, retrieved, settings=self._retrieval, sidecar=outcome)
-            ),
+            done=lambda outcome: recorder.amend(invocation_id, {"sidecar": outcome}),
         )
 
     def _started_sidecar(self) -> "Sidecar | None":

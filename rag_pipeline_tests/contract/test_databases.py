@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from rag_pipeline.errors import RefusedError, StoreUnavailableError
 from rag_pipeline.invocations.database import SCHEMA_REVISION, Database
 from rag_pipeline.invocations.recorder import InvocationRecorder
-from rag_pipeline.invocations.records import storable_text
+from rag_pipeline.invocations.records import Amendment, storable_text
 from rag_pipeline.invocations.session_memory import SessionMemory, SessionState
 from rag_pipeline.invocations.store import InvocationStore
 from rag_pipeline_tests.conftest import PROJECT
@@ -298,6 +299,26 @@ def test_a_row_that_the_database_refuses_does_not_lose_the_others(
     monkeypatch.setattr(tables, "row_of", lambda row: {**good(row), **({"tool_name": None} if row.id == bad else {})})
     assert list(store.insert(rows)) == [bad]
     assert store.count() == 249
+
+
+def test_details_are_amended_in_order_and_twice_is_as_once(store: InvocationStore) -> None:
+    rows = [invocation(retrieval_details={"n": number, "text": "连接 😀"}) for number in range(450)]
+    store.insert(rows)
+    absent = invocation().id
+    amendments = [
+        *(Amendment(row.id, {"sidecar": {"status": "中", "n": row.retrieval_details["n"]}}) for row in rows),
+        Amendment(absent, {"n": 0}),
+        Amendment(rows[0].id, {"n": [None]}),
+        Amendment(rows[0].id, {"n": "\x00'\\"}),
+    ]
+    for _ in range(2):
+        assert store.amend(amendments) == {absent: ""}
+        assert store.get(rows[0].id) == replace(
+            rows[0], retrieval_details={"n": "\ufffd'\\", "text": "连接 😀", "sidecar": {"status": "中", "n": 0}}
+        )
+        assert store.get(rows[-1].id).retrieval_details["sidecar"] == {"status": "中", "n": 449}
+    assert store.count() == 450
+    assert store.amend([]) == {}
 
 
 def test_the_list_is_newest_first_and_equal_times_go_by_id(store: InvocationStore) -> None:

@@ -457,3 +457,139 @@ def test_recording_after_closing_leaves_the_line_to_the_next(
     other.record(invocation())
     assert other.flush(LIMIT_S)
     assert store.count() == 2
+
+
+def test_an_amendment_replaces_names_of_the_details_and_leaves_the_rest(
+    database: Database, store: InvocationStore, open_recorder: Open, spool: Path
+) -> None:
+    recorder = open_recorder(database)
+    one, other = invocation(retrieval_details={"sidecar": {"status": "pending"}, "a": 1}), invocation()
+    recorder.record(one)
+    recorder.record(other)
+    recorder.amend(one.id, {"sidecar": {"status": "available"}, "b": [2]})
+    assert recorder.flush(LIMIT_S)
+    assert store.get(one.id).retrieval_details == {"sidecar": {"status": "available"}, "a": 1, "b": [2]}
+    assert store.get(other.id) == other
+    recorder.amend(one.id, {"a": 3})  # after its row was written
+    recorder.amend(one.id, {"a": 4})
+    assert recorder.flush(LIMIT_S)
+    assert store.get(one.id).retrieval_details["a"] == 4
+    assert (files(spool), recorder.dropped) == ([], 0)
+
+
+def test_amendments_are_spooled_and_written_by_whoever_comes_next_however_often(
+    empty_database: Database, open_recorder: Open, spool: Path
+) -> None:
+    earlier = open_recorder(empty_database)
+    one = invocation(retrieval_details={"a": 1})
+    earlier.record(one)
+    earlier.amend(one.id, {"a": 2})
+    earlier.amend(one.id, {"a": 3})
+    earlier.close(0.1)
+    lines = spooled(spool)
+    assert lines.count(b"\n") == 3
+    empty_database.upgrade()
+    for _ in range(2):
+        later = open_recorder(empty_database)
+        later.start()
+        with later._changed:
+            assert later._changed.wait_for(lambda now=later: now._attempts > 0 and not files(spool), timeout=LIMIT_S)
+        assert InvocationStore(empty_database).get(one.id).retrieval_details == {"a": 3}
+        later.close(LIMIT_S)
+        (spool / "0.ready").write_bytes(lines)  # as though it had been killed before it could delete the segment
+    (spool / "0.ready").unlink()
+
+
+def test_secrets_of_amendments_reach_neither_the_spool_nor_the_database(
+    empty_database: Database, open_recorder: Open, spool: Path
+) -> None:
+    recorder = open_recorder(empty_database, patterns=[r"EMP-\d+"])
+    one = invocation()
+    recorder.record(one)
+    recorder.amend(one.id, {"sidecar": {"reason": "redis://u:hunter2@h of EMP-4711", "password": "hunter2"}})
+    assert b"hunter2" not in spooled(spool)
+    assert b"EMP-4711" not in spooled(spool)
+    empty_database.upgrade()
+    assert recorder.flush(LIMIT_S)
+    assert InvocationStore(empty_database).get(one.id).retrieval_details["sidecar"] == {
+        "reason": "redis://[redacted]@h of [redacted]",
+        "password": "[redacted]",
+    }
+
+
+def test_an_amendment_without_its_row_is_left_out_and_said(
+    database: Database, store: InvocationStore, open_recorder: Open, spool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = open_recorder(database)
+    gone = invocation()
+    recorder.amend(gone.id, {"a": 1})
+    assert recorder.flush(LIMIT_S)
+    assert (store.count(), files(spool)) == (0, [])
+    assert [message for message in caplog.messages if gone.id in message] == [
+        f"Invocation {gone.id} is not amended: there is no such row"
+    ]
+
+
+def test_an_amendment_waits_for_its_row_in_an_older_segment_that_another_process_holds(
+    database: Database, store: InvocationStore, open_recorder: Open, spool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, own = invocation(retrieval_details={"a": 1}), invocation()
+    spool.mkdir(parents=True)
+    (spool / "0.ready").write_text(one.to_json_line() + "\n")
+    others = Spool(spool).claim()
+    next(others)
+    recorder = open_recorder(database)
+    recorder.record(own)
+    recorder.amend(one.id, {"a": 2})
+    assert not recorder.flush(0.6)
+    recorder.amend(one.id, {"a": 3})
+    assert not recorder.flush(0.6)
+    assert store.list() == (own,)  # that does not wait
+    others.close()
+    assert recorder.flush(LIMIT_S)
+    assert store.get(one.id).retrieval_details == {"a": 3}
+    assert files(spool) == []
+    assert not [message for message in caplog.messages if "not amended" in message]
+
+
+def test_an_amendment_follows_its_row_through_memory_when_the_spool_takes_neither(
+    empty_database: Database, open_recorder: Open, spool: Path, state: Path
+) -> None:
+    state.mkdir()
+    spool.write_text("a file where the folder should be")
+    recorder = open_recorder(empty_database)
+    one = invocation(retrieval_details={"a": 1})
+    recorder.record(one)
+    spool.unlink()
+    recorder.amend(one.id, {"a": 2})
+    assert not recorder.flush(0.3)
+    empty_database.upgrade()
+    assert recorder.flush(LIMIT_S)
+    assert InvocationStore(empty_database).get(one.id).retrieval_details == {"a": 2}
+    assert recorder.dropped == 0
+
+
+@pytest.mark.parametrize("details", [{"a": {1, 2}}, {"a": float("nan")}, {"a": "\ud800\x00"}, {1: object}])
+def test_amending_takes_any_value(details: dict[object, object], database: Database, open_recorder: Open) -> None:
+    recorder = open_recorder(database)
+    one = invocation()
+    recorder.record(one)
+    recorder.amend(one.id, details)
+    assert recorder.flush(LIMIT_S)
+    assert set(map(str, details)) <= set(InvocationStore(database).get(one.id).retrieval_details)
+
+
+def test_an_amendment_that_is_none_is_counted_and_not_raised(database: Database, open_recorder: Open) -> None:
+    recorder = open_recorder(database)
+    recorder.amend("not an id", {"a": 1})
+    recorder.amend(invocation().id, None)
+    assert recorder.dropped == 2
+
+
+def test_an_amendment_that_is_too_long_says_so(database: Database, store: InvocationStore, open_recorder: Open) -> None:
+    recorder = open_recorder(database)
+    one = invocation(retrieval_details={"a": 1})
+    recorder.record(one)
+    recorder.amend(one.id, {"sidecar": "x" * 2_000_000})
+    assert recorder.flush(LIMIT_S)
+    assert "more than 1048576" in store.get(one.id).retrieval_details["sidecar"]["omitted"]

@@ -1,15 +1,36 @@
 """The sidecar: what it tells when it works, and that nothing of it reaches the answer, however it is broken."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rag_pipeline.invocations.store import InvocationStore
 from rag_pipeline.retrieval.pipeline import KnowledgeLookup
 from rag_pipeline.retrieval.vector_search import VectorSearch
-from rag_pipeline_tests.retrieval.small_base import comparable, recorded
+from rag_pipeline_tests.conftest import PROJECT
+from rag_pipeline_tests.retrieval.small_base import SettingsOf, comparable, recorded
+
+ANSWERING = """
+import os, sys
+from pathlib import Path
+from rag_pipeline.retrieval import snapshot
+from rag_pipeline.retrieval.pipeline import KnowledgeLookup
+from rag_pipeline_tests.retrieval.small_base import WordEmbedder, settings_of
+
+snapshot.Embedder = WordEmbedder
+state, knowledge, model, query = sys.argv[1:]
+settings = settings_of(Path(state), Path(knowledge), Path(model), retrieval__sidecar__enabled=True)
+lookup = KnowledgeLookup(settings)
+while True:
+    result = lookup.lookup(query)
+    os.write(1, result.invocation_id.encode() + b"\\n")  # from here on it was answered
+"""
 
 LookUp = Callable[..., KnowledgeLookup]
 QUERY = "When maxclients is reached, close idle sockets of the checkout pool"
@@ -94,6 +115,54 @@ def test_a_broken_sidecar_changes_no_byte_of_the_answer(
     sidecar = recorded(lookup, result.invocation_id).retrieval_details["sidecar"]
     assert sidecar["status"] == status
     assert reason in sidecar["reason"]
+
+
+def test_a_lookup_is_recorded_before_the_sidecar_has_answered(look_up: LookUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+    real = VectorSearch.search
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        let_go.wait(60)
+        return real(*arguments, **options)
+
+    broken_only_for("langchain", "search", slow)(monkeypatch)
+    lookup = look_up(retrieval__sidecar__enabled=True, retrieval__sidecar__timeout_s=60.0)
+    result = lookup.lookup(QUERY)
+    assert lookup._recorder is not None
+    assert lookup._recorder.flush(60.0)
+    store = InvocationStore(lookup._database)
+    before = store.get(result.invocation_id)
+    assert before is not None
+    assert before.retrieval_details["sidecar"] == {"status": "pending", "mode": "langchain"}
+    let_go.set()
+    after = recorded(lookup, result.invocation_id)
+    sidecar = after.retrieval_details["sidecar"]
+    assert sidecar["status"] == "available"
+    assert after == replace(before, retrieval_details={**before.retrieval_details, "sidecar": sidecar})
+
+
+@pytest.mark.fault
+def test_killed_with_the_sidecar_on_no_answered_lookup_is_missing(small_index: SettingsOf, look_up: LookUp) -> None:
+    """``kill -9`` while comparisons wait: what was answered is in the record, if only as pending."""
+    settings = small_index()
+    arguments = [settings.state, settings.path(settings.knowledge.roots[0].path), settings.embedding.model, QUERY]
+    told: list[str] = []
+    for pause in (0.0, 0.3, 1.5):
+        process = subprocess.Popen(
+            [sys.executable, "-c", ANSWERING, *map(str, arguments)], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        own = [process.stdout.readline() for _ in range(30)]
+        time.sleep(pause)
+        process.kill()
+        rest, _ = process.communicate(timeout=60)
+        told += [line.strip() for line in [*own, *rest.splitlines(keepends=True)] if line.endswith("\n")]
+    lookup = look_up()
+    lookup.lookup("the next process")
+    statuses = {recorded(lookup, key).retrieval_details["sidecar"]["status"] for key in told}
+    assert len(told) >= 90
+    assert "pending" in statuses
+    assert statuses <= {"pending", "available", "skipped"}
 
 
 def test_a_lookup_that_is_closed_while_the_sidecar_hangs_is_recorded(

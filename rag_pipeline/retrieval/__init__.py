@@ -1,1 +1,1 @@
-"""A query to candidates."""
+"""A query to evidence; `pipeline` has the steps in order."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +25,10 @@ _DRIVERS = {
     "sqlite": ("sqlite", "sqlite3", ""),
     "sqlite+pysqlite": ("sqlite", "sqlite3", ""),
 }
+# Without user and password, which are masked wherever a message is shown.
 _EXAMPLES = (
-    "Write postgresql://user:password@host/database, mysql://user:password@host/database or sqlite:////folder/file.db "
-    "(SQLAlchemy URLs), or leave database.url blank for SQLite in the state folder."
+    "Write postgresql://host/database, mysql://host/database (with USER:PASSWORD and an at sign before the host) or "
+    "sqlite:////folder/file.db, or leave database.url blank for SQLite in the state folder."
 )
 # Statements that wait on a migration of a large table may take long; a lookup never runs one.
 UPGRADE_LIMIT_S = 3600.0
@@ -89,6 +91,8 @@ def target_of(url: str, *, state: Path) -> Target:
         )
     if driver == "sqlite":
         file = Path(parsed.database or "")
+        if "\0" in str(file):
+            raise ConfigurationError("The setting database.url names a SQLite file with a NUL (%00) in its path.")
         if not file.is_absolute() or parsed.query:
             raise ConfigurationError(
                 "The setting database.url must name a SQLite file by its absolute path and without options: "
@@ -97,7 +101,33 @@ def target_of(url: str, *, state: Path) -> Target:
         return _sqlite(file)
     if not parsed.database:
         raise ConfigurationError(f"The setting database.url names no database. {_EXAMPLES}")
+    host = parsed.host or ""
+    try:
+        if not host.startswith(("/", "@")):  # a socket
+            host.encode("idna")
+    except UnicodeError:  # an empty label, or one of more than 63 characters
+        raise ConfigurationError(
+            f"The setting database.url names {host!r:.100}, which is no name of a host. {_EXAMPLES}"
+        ) from None
     return Target(parsed.set(drivername=driver), None)
+
+
+def require_file(target: Target) -> None:
+    """Return when the target is a server, or a file that is there.
+
+    Raises:
+        StoreUnavailableError: There is no such file, or its path cannot be looked at.
+    """
+    if target.file is None:
+        return
+    try:
+        target.file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreUnavailableError(
+            f"There is no database yet ({target.description}). Run `rag-pipeline db upgrade`."
+        ) from None
+    except OSError as error:
+        raise translated(error, target) from None
 
 
 def engine_for(target: Target, *, wait_s: float, connect_s: float, upgrading: bool = False) -> "Engine":
@@ -124,14 +154,47 @@ def engine_for(target: Target, *, wait_s: float, connect_s: float, upgrading: bo
     return sa.create_engine(target.url, connect_args=arguments, isolation_level="READ COMMITTED", **options)
 
 
+def connect(engine_of: "Callable[[], Engine]", target: Target) -> "Connection":
+    """A connection, or one of the project's errors, whatever the driver thinks of the URL's options.
+
+    Raises:
+        ConfigurationError: The driver does not understand the URL.
+        StoreUnavailableError: The database, or a file that the URL's options name, cannot be reached.
+    """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        return engine_of().connect()
+    except (SQLAlchemyError, OSError) as error:
+        raise translated(error, target) from None
+    except Exception as error:  # drivers check options in their own ways
+        raise ConfigurationError(
+            f"The setting database.url ({target.description}) is not understood by the database's driver: "
+            f"{_said(error, target)}. Correct its options."
+        ) from None
+
+
 def translated(error: Exception, target: Target) -> StoreUnavailableError:
     """The error to raise in place of one of SQLAlchemy's; it shows no statement and no value."""
-    reason = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
-    # PostgreSQL shows the failing row from the second line on.
     return StoreUnavailableError(
-        f"The database of invocations ({target.description}) cannot be used: {reason.splitlines()[0][:300]}. "
+        f"The database of invocations ({target.description}) cannot be used: {_said(error, target)}. "
         "See `rag-pipeline doctor`."
     )
+
+
+def _said(error: Exception, target: Target) -> str:
+    reason = str(getattr(error, "orig", None) or error).strip() or type(error).__name__
+    # PostgreSQL shows the failing row from the second line on.
+    reason = reason.splitlines()[0][:300]
+    secrets = [target.url.password, *(value for name, value in _options(target.url) if "pass" in name.lower())]
+    for secret in filter(None, secrets):
+        reason = reason.replace(secret, "********")
+    return reason
+
+
+def _options(url: "URL") -> list[tuple[str, str]]:
+    values = ((name, (value,) if isinstance(value, str) else value) for name, value in url.query.items())
+    return [(name, value) for name, several in values for value in several]
 
 
 def _sqlite(file: Path) -> Target:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rag_pipeline.errors import RagPipelineError, StoreUnavailableError
-from rag_pipeline.invocations.connecting import Target, engine_for, target_of, translated
+from rag_pipeline.invocations.connecting import Target, connect, engine_for, require_file, target_of, translated
 from rag_pipeline.invocations.forking import reset_in_forks
 from rag_pipeline.setting_groups import DatabaseSettings
 
@@ -88,8 +88,7 @@ class Database:
     def _require_ready(self, wait_s: float) -> None:
         if self._is_ready:
             return
-        if self._target.file is not None and not self._target.file.exists():
-            raise StoreUnavailableError(f"There is no database yet ({self.description}). {_UPGRADE}")
+        require_file(self._target)
         with self._connection(writes=False, wait_s=wait_s) as connection:
             revision = revision_of(connection)
         if revision != SCHEMA_REVISION:
@@ -146,8 +145,14 @@ class Database:
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
-            with self._engine(wait_s).connect() as connection, connection.execution_options(writes=writes).begin():
+            with (
+                connect(lambda: self._engine(wait_s), self._target) as connection,
+                connection.execution_options(writes=writes).begin(),
+            ):
                 yield connection
+        except RagPipelineError:
+            self._is_ready = False
+            raise
         except SQLAlchemyError as error:
             self._is_ready = False
             raise translated(error, self._target) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rag_pipeline.errors import RefusedError, StoreUnavailableError
-from rag_pipeline.invocations.connecting import Target, engine_for, translated
+from rag_pipeline.invocations.connecting import Target, connect, engine_for, translated
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -67,8 +67,9 @@ def _upgrade(target: Target, *, connect_s: float) -> tuple[str, ...]:
     config = alembic_config()
     scripts = ScriptDirectory.from_config(config)
     known = [script.revision for script in scripts.walk_revisions()][::-1]
-    engine = engine_for(target, wait_s=_LOCK_LIMIT_S, connect_s=connect_s, upgrading=True)
-    with engine.connect() as connection:
+    with connect(
+        lambda: engine_for(target, wait_s=_LOCK_LIMIT_S, connect_s=connect_s, upgrading=True), target
+    ) as connection:
         with _alone(connection, target), connection.begin():
             if connection.dialect.name == "postgresql":
                 # Waits as long as `lock_timeout`, and ends with the transaction.
@@ -91,7 +92,6 @@ def _upgrade(target: Target, *, connect_s: float) -> tuple[str, ...]:
             cursor = connection.connection.cursor()
             cursor.execute("PRAGMA journal_mode=WAL")
             cursor.close()
-    engine.dispose()
     return applied
 
 

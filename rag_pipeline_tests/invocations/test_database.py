@@ -177,6 +177,53 @@ def test_a_wrong_url_is_a_configuration_error_that_shows_no_password(url: str, m
     assert not state.exists()
 
 
+LONG = "h" * 64
+
+
+@pytest.mark.parametrize(
+    ("url", "message", "exit_code"),
+    [
+        ("mysql://me:hunter2@a..b/x", "no name of a host", 2),
+        ("postgresql://me:hunter2@a..b/x", "no name of a host", 2),
+        (f"mysql://me:hunter2@{LONG}.example/x", "no name of a host", 2),
+        (f"postgresql://me:hunter2@/x?host={LONG}.example", "PostgreSQL", None),
+        ("mysql://me:hunter2@127.0.0.1:1/x?foo=bar", "foo", 2),
+        ("mysql://me:hunter2@127.0.0.1:1/x?port=abc", "port", 2),
+        ("mysql://me:hunter2@127.0.0.1:1/x?connect_timeout=abc", "MySQL", None),
+        ("mysql://me:hunter2@127.0.0.1:1/x?charset=klingon", None, None),
+        ("mysql://me:hunter2@127.0.0.1:1/x?ssl_ca=/nowhere/ca.pem", "No such file", 3),
+        ("mysql://me:hunter2@127.0.0.1:1/x?read_default_file=/nowhere/my.cnf", None, None),
+        ("mysql://me:hunter2@127.0.0.1:1/x?plugin=nonsense", None, None),
+        ("postgresql://me:hunter2@127.0.0.1:1/x?foo=bar", "foo", 3),
+        ("postgresql://me:hunter2@127.0.0.1:1/x?sslmode=hunter2&password=hunter2", "sslmode", 3),
+        ("postgresql://me:hunter2@127.0.0.1:1/x?port=abc", "abc", 3),
+        ("postgresql://me:hunter2@127.0.0.1:1/x?sslrootcert=/nowhere/ca.pem&sslmode=verify-full", None, 3),
+        ("sqlite:////tmp/a%00b", "NUL", 2),
+        (f"sqlite:////tmp/{'x' * 300}", "too long", 3),
+        ("sqlite:////dev/null/x.db", None, 3),
+        ("sqlite:////proc/nowhere/x.db", None, 3),
+    ],
+)
+def test_a_url_that_a_driver_stumbles_over_ends_in_a_message_and_an_exit_code(
+    url: str, message: str | None, exit_code: int | None, state: Path
+) -> None:
+    for attempt in (Database.upgrade, Database.require_ready):
+        with pytest.raises((ConfigurationError, StoreUnavailableError), match=message) as caught:
+            attempt(open_database(state, url=url))
+        shown = str(caught.value)
+        assert caught.value.exit_code == exit_code or exit_code is None or "no database yet" in shown
+        assert "hunter2" not in shown
+        assert "state folder writable" not in shown or url.startswith("sqlite")
+
+
+def test_the_examples_of_a_message_survive_its_masking(state: Path) -> None:
+    from rag_pipeline.settings import masked
+
+    problem = open_database(state, url="nonsense").problem()
+    assert "postgresql://host/database" in problem
+    assert masked(problem) == problem
+
+
 @pytest.mark.parametrize(
     ("url", "module", "extra"),
     [

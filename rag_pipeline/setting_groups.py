@@ -1,7 +1,6 @@
 """The groups of settings: names, defaults, limits and what each is for."""
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -222,19 +221,20 @@ class InvocationSettings(Group):
     """The record of each lookup."""
 
     enabled: bool = Field(default=True, description="Record lookups in `tool_invocation`.")
-    retention_days: int = Field(default=90, ge=0, description="Older records and sessions are deleted; 0: kept.")
+    retention_days: int = Field(
+        default=90, ge=0, le=36500, description="Older records and sessions are deleted; 0: kept."
+    )
     redact: tuple[str, ...] = Field(
-        default=(), description="Regular expressions whose matches are redacted from what is recorded."
+        default=(), description="Regular expressions (RE2) whose matches are redacted from what is recorded."
     )
 
     @field_validator("redact")
     @classmethod
     def _patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        from rag_pipeline.linear_patterns import compiled
+
         for pattern in value:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+            compiled(pattern)
         return value
 
 

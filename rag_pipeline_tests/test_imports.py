@@ -14,7 +14,8 @@ PACKAGE = PROJECT / "rag_pipeline"
 # A module may import from its own layer and from those before it.
 LAYERS = (
     {"errors"},
-    {"setting_groups", "records", "printable"},
+    {"linear_patterns", "records", "printable"},
+    {"setting_groups"},
     {"settings"},
     {"tables", "visibility", "plots", "watch"},
     {"ingest"},

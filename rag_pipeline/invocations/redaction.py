@@ -8,6 +8,7 @@ from typing import Any
 
 from rag_pipeline.errors import ConfigurationError
 from rag_pipeline.invocations.records import MAX_DEPTH, JsonValue, storable_text, storable_value
+from rag_pipeline.linear_patterns import compiled
 
 REDACTED = "[redacted]"
 SESSION_ID_LENGTH = 255
@@ -57,27 +58,23 @@ class Redactor:
     """Replaces secrets by ``[redacted]``.
 
     Args:
-        patterns: Regular expressions beyond the built-in ones; the whole match is replaced.
+        patterns: Regular expressions (RE2) beyond the built-in ones; the whole match is replaced.
 
     Raises:
-        ConfigurationError: A pattern is no regular expression.
+        ConfigurationError: A pattern is no regular expression, or RE2 has no such thing.
     """
 
     def __init__(self, patterns: Sequence[str] = ()) -> None:
         self._built_in = [(re.compile(pattern, re.S), new, hints) for pattern, new, hints in _BUILT_IN]
-        self._configured = []
-        for pattern in patterns:
-            try:
-                self._configured.append(re.compile(pattern))
-            except re.error as error:
-                raise ConfigurationError(
-                    f"invocations.redact: {pattern!r} is no regular expression: {error}. Mend it in the settings."
-                ) from None
+        try:
+            self._configured = [compiled(pattern) for pattern in patterns]
+        except ValueError as error:
+            raise ConfigurationError(f"invocations.redact: {error}. Mend it in the settings.") from None
         # Titles, rule names and keys come again with every lookup.
         self._short = lru_cache(maxsize=4096)(self._redacted)
 
     def text(self, text: str) -> str:
-        """``text`` without secrets; the time is linear in its length as far as the built-in patterns go."""
+        """``text`` without secrets; the time is linear in its length."""
         return self._short(text) if len(text) <= _LONGEST_CACHED else self._redacted(text)
 
     def value(self, value: object, *, depth: int = 0) -> JsonValue:
@@ -125,8 +122,8 @@ class Redactor:
         for pattern, new, hints in self._built_in:
             if any(hint in lower for hint in hints):
                 text = pattern.sub(new, text)
-        for pattern in self._configured:
-            text = pattern.sub(REDACTED, text)
+        for replaced in self._configured:
+            text = replaced(REDACTED, text)
         return text
 
 

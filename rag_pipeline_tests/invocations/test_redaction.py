@@ -121,7 +121,7 @@ def test_configured_patterns_are_redacted_in_keys_and_values() -> None:
 
 
 def test_a_pattern_that_is_none_is_refused_with_its_text() -> None:
-    with pytest.raises(ConfigurationError, match=r"'\(unclosed' is no regular expression"):
+    with pytest.raises(ConfigurationError, match=r"invocations.redact: '\(unclosed' is no regular expression"):
         Redactor(["(unclosed"])
 
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from rag_pipeline.errors import ConfigurationError, StoreUnavailableError
 from rag_pipeline.invocations.records import Invocation
-from rag_pipeline.invocations.redaction import REDACTED
+from rag_pipeline.invocations.secret_patterns import REDACTED
 from rag_pipeline.retrieval.pipeline import KnowledgeLookup
 from rag_pipeline.retrieval.query_transform import AlertPayload
 from rag_pipeline.retrieval.recording import result_digest

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rag_pipeline.printable import printable
@@ -79,11 +80,21 @@ def invocations_text(found: Sequence["Invocation"]) -> "Text":
         text.append(f"  {item.created_at:%Y-%m-%d %H:%M:%S}  {item.evidence_status:<21}  ", style="dim")
         text.append(f"{item.relevance_level:<15}", style=_LEVEL_STYLES.get(item.relevance_level, ""))
         text.append(f"  {item.duration_ms:6.0f} ms  {printable(shown)}")
+        if item.unreadable:
+            text.append(f"  (unreadable: {', '.join(item.unreadable)})", style="bold red")
     return text
 
 
 def invocation_text(item: "Invocation") -> "Text":
-    """One record with its trace."""
+    """One record with its trace; what of it cannot be read is left out, and said."""
+    try:
+        return _invocation_text(item)
+    except (AttributeError, KeyError, TypeError, ValueError):  # JSON, but not of this program
+        odd = tuple(dict.fromkeys((*item.unreadable, "retrieval_details", "stage_ms")))
+        return _invocation_text(replace(item, retrieval_details={}, stage_ms={}, unreadable=odd))
+
+
+def _invocation_text(item: "Invocation") -> "Text":
     from rich.text import Text
 
     details = item.retrieval_details
@@ -92,6 +103,8 @@ def invocation_text(item: "Invocation") -> "Text":
     text = Text()
     for name, value in (
         ("invocation", item.id),
+        ("unreadable", f"{', '.join(item.unreadable)}: what is stored there cannot be read, and is left out"
+         if item.unreadable else ""),
         ("time", f"{item.created_at:%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC"),
         ("session", item.session_id or "none"),
         ("query", str(item.input_params.get("query", ""))),

@@ -191,7 +191,7 @@ def _store(settings: "Settings") -> "InvocationStore":
     from rag_pipeline.invocations.database import Database
     from rag_pipeline.invocations.store import InvocationStore
 
-    return InvocationStore(Database(settings.database, state=settings.state))
+    return InvocationStore(Database(settings.database, state=settings.state), patterns=settings.invocations.redact)
 
 
 def _recorded(settings: "Settings", id_: str) -> Any:

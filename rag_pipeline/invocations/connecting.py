@@ -138,7 +138,14 @@ def engine_for(target: Target, *, wait_s: float, connect_s: float, upgrading: bo
     import sqlalchemy as sa
     from sqlalchemy.pool import NullPool
 
-    options: dict[str, Any] = {"hide_parameters": True, "pool_pre_ping": True, "json_serializer": _json}
+    from rag_pipeline.invocations.tables import read_json
+
+    options: dict[str, Any] = {
+        "hide_parameters": True,
+        "pool_pre_ping": True,
+        "json_serializer": _json,
+        "json_deserializer": read_json,
+    }
     if upgrading:
         options["poolclass"] = NullPool
     if target.file is not None:
@@ -226,6 +233,8 @@ def _adapt_sqlite(engine: "Engine", file: Path, *, immediate: bool) -> None:
     def connected(connection: Any, record: Any) -> None:
         # The driver begins a transaction before some statements only; `begin` below does it before all.
         connection.isolation_level = None
+        # A text that is no UTF-8 must not hide the other rows.
+        connection.text_factory = lambda found: found.decode("utf-8", "replace")
         connection.execute("PRAGMA synchronous=NORMAL")
         record.info["file"] = identity()
 

@@ -39,6 +39,8 @@ _MOST_UNSPOOLED = 1000
 # MySQL's default `max_allowed_packet` of old is 4 MB, and a statement holds several rows.
 _LONGEST_LINE = 2**20
 _BATCH = 200
+# A century: what is older than that no calendar of a database can be trusted with.
+_LONGEST_RETENTION_DAYS = 36500
 
 
 class InvocationRecorder:
@@ -47,7 +49,7 @@ class InvocationRecorder:
     Args:
         database: Where the rows end up; it need not be reachable, nor have tables yet.
         spool_folder: Where the lines wait; shared by all processes of a state folder.
-        retention_days: Older rows, and lines that wait for longer, are deleted; 0: kept.
+        retention_days: Older rows, and lines that wait for longer, are deleted; 0: kept; a century at most.
         patterns: What is redacted beyond the built-in patterns; see `redaction.Redactor`.
 
     Raises:
@@ -60,7 +62,7 @@ class InvocationRecorder:
         self._database = database
         self._store = InvocationStore(database)
         self._redactor = Redactor(patterns)
-        self._retention = timedelta(days=retention_days)
+        self._retention = timedelta(days=min(retention_days, _LONGEST_RETENTION_DAYS))
         self._spool = Spool(spool_folder)
         self.after_fork()
         reset_in_forks(self)

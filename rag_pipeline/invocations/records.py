@@ -45,6 +45,7 @@ class Invocation:
         success: False when the call failed.
         index_fingerprint: The version that answered; blank when none did.
         created_at: When the call began, in UTC, cut to milliseconds.
+        unreadable: The fields whose stored value could not be read, and which are empty here; never stored.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Invocation:
     stage_ms: dict[str, float] = field(default_factory=dict)
     success: bool = True
     index_fingerprint: str = ""
+    unreadable: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "created_at", utc_milliseconds(self.created_at))
@@ -90,21 +92,23 @@ class Invocation:
             raise ValueError("the line holds no invocation")
         values["created_at"] = datetime.fromisoformat(_of_kind(str, values.get("created_at")))
         _of_kind(str, values.get("tool_name"))
-        known = {name: value for name, value in values.items() if name in cls.__slots__}
+        known = {name: value for name, value in values.items() if name in cls.__slots__ and name != "unreadable"}
         model = cls(id="", tool_name="", created_at=values["created_at"])
         for name, value in known.items():
             _of_kind(type(getattr(model, name)), value)
         return replace(model, **known)
 
     def _dumped(self) -> str:
-        values = {name: getattr(self, name) for name in self.__slots__}
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "unreadable"}
         values["created_at"] = self.created_at.isoformat(timespec="milliseconds")
         return json.dumps(values, default=str, allow_nan=False)
 
     def storable(self) -> "Invocation":
         """This invocation with every value as it comes back from a database: see `storable_text`."""
         values: dict[str, Any] = {
-            name: storable_value(getattr(self, name)) for name in self.__slots__ if name != "created_at"
+            name: storable_value(getattr(self, name))
+            for name in self.__slots__
+            if name not in {"created_at", "unreadable"}
         }
         values["l0_match_count"] = _count(self.l0_match_count)
         values["l1_match_count"] = _count(self.l1_match_count)

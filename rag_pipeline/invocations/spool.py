@@ -43,8 +43,17 @@ class Segment:
             OSError: It cannot be written.
         """
         descriptor = os.open(self.path.with_suffix(".refused"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "ab") as file:
-            file.writelines(line + b"\n" for line in lines)
+        try:
+            before = os.fstat(descriptor).st_size
+            left = b"".join(line + b"\n" for line in lines)
+            try:
+                while left:
+                    left = left[os.write(descriptor, left) :]
+            except OSError:
+                os.ftruncate(descriptor, before)  # the attempt is made again
+                raise
+        finally:
+            os.close(descriptor)
 
     def delete(self) -> None:
         """Delete the file: everything in it is in the database, or kept aside."""
@@ -143,11 +152,23 @@ class Spool:
     def expire(self, older_than: float) -> int:
         """Delete what nobody holds and nobody has written to since ``older_than`` (seconds since 1970)."""
         deleted = 0
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self.folder):
-                if entry.name.endswith((".ready", ".refused")) and entry.stat().st_mtime < older_than:
-                    os.unlink(entry.path)  # noqa: PTH108
+        try:
+            old = [
+                entry
+                for entry in os.scandir(self.folder)
+                if entry.name.endswith((".ready", ".refused"))
+                and entry.is_file(follow_symlinks=False)
+                and entry.stat(follow_symlinks=False).st_mtime < older_than
+            ]
+        except OSError:
+            return 0
+        for entry in old:
+            # Somebody may be writing it to the database just now.
+            if (segment := _lock(Path(entry.path))) is not None:
+                with contextlib.suppress(OSError):
+                    segment.delete()
                     deleted += 1
+                segment.release()
         return deleted
 
     def forget(self) -> None:

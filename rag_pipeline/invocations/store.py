@@ -1,5 +1,6 @@
 """Invocations in the database: write, read, list, purge."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -9,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 from rag_pipeline.errors import ConfigurationError
 from rag_pipeline.invocations.database import Database
 from rag_pipeline.invocations.records import ID_LENGTH, Amendment, Invocation
+from rag_pipeline.invocations.redaction import Redactor
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+logger = logging.getLogger(__name__)
 
 MIN_PREFIX = 6
 _BATCH = 200
@@ -26,10 +30,15 @@ class InvocationStore:
 
     Args:
         database: Where the table is.
+        patterns: As for the recorder: by them a session's id is stored as it is, or as its digest.
+
+    Raises:
+        ConfigurationError: See `redaction.Redactor`.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, patterns: Sequence[str] = ()) -> None:
         self._database = database
+        self._redactor = Redactor(patterns)
 
     def insert(self, invocations: Sequence[Invocation]) -> dict[str, str]:
         """Write the invocations whose id is not there yet.
@@ -104,7 +113,7 @@ class InvocationStore:
 
         Args:
             limit: How many at most.
-            session_id: Only of this session, blanks around it left out; blank: of all.
+            session_id: Only of this session, whose id is looked for as it is stored; blank: of all.
             before: Only those created earlier than this; ``None``: all.
         """
         import sqlalchemy as sa
@@ -113,7 +122,7 @@ class InvocationStore:
 
         query = sa.select(tool_invocation)
         if session_id:
-            query = query.where(tool_invocation.c.session_id == session_id.strip())
+            query = query.where(tool_invocation.c.session_id == self._redactor.session_id(session_id))
         if before is not None:
             query = query.where(tool_invocation.c.created_at < before)
         query = query.order_by(tool_invocation.c.created_at.desc(), tool_invocation.c.id.desc()).limit(max(0, limit))
@@ -195,7 +204,10 @@ def _amend(connection: "Connection", amendments: "Mapping[str, Sequence[Amendmen
     absent |= set(amendments) - set(found)
     rows = []
     for id_, stored in found.items():
-        details = stored if isinstance(stored, dict) else {}
+        if not isinstance(stored, dict):
+            logger.warning("Invocation %s is not amended: its details cannot be read", id_)
+            continue
+        details = stored
         for amendment in amendments[id_]:
             details = amendment.amended(details)
         rows.append({"of": id_, "amended": details})

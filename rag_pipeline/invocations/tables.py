@@ -4,6 +4,8 @@ Importing this module imports SQLAlchemy; the others of the package do so inside
 """
 
 import hashlib
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +17,13 @@ from rag_pipeline.invocations.records import Invocation, storable_text, storable
 
 VERSION_TABLE = "rag_pipeline_version"
 _MYSQL = ("mysql", "mariadb")
+
+
+logger = logging.getLogger(__name__)
+
+# What stands for a stored value that cannot be read, so that it does not hide the others.
+UNREADABLE = object()
+_NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StorableText(sa.types.TypeDecorator[str]):
@@ -87,6 +96,18 @@ class UtcMilliseconds(sa.types.TypeDecorator[datetime]):
         """UTC, whatever zone the connection shows it in."""
         del dialect
         return None if value is None else utc_milliseconds(value)
+
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
+        """As `process_result_value`; `UNREADABLE` for what is no time (SQLite stores anything)."""
+        process = super().result_processor(dialect, coltype)
+
+        def read(value: Any) -> Any:
+            try:
+                return process(value) if process else value
+            except (ValueError, TypeError, AttributeError, OverflowError):
+                return UNREADABLE
+
+        return read
 
     def load_dialect_impl(self, dialect: sa.Dialect) -> sa.types.TypeEngine[datetime]:
         """The database's own type with milliseconds."""
@@ -178,8 +199,29 @@ def row_of(invocation: Invocation) -> dict[str, Any]:
 
 
 def invocation_of(row: Mapping[str, Any]) -> Invocation:
-    """The invocation of a row."""
-    return Invocation(**{column.name: row[column.name] for column in tool_invocation.columns})
+    """The invocation of a row; a field whose value is of no use is empty, named, and logged."""
+    model = Invocation(id="", tool_name="", created_at=_NO_TIME)
+    values: dict[str, Any] = {}
+    unreadable = []
+    for column in tool_invocation.columns:
+        kind, value = type(getattr(model, column.name)), row[column.name]
+        if kind is float and isinstance(value, int):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            unreadable.append(column.name)
+            value = getattr(model, column.name)
+        values[column.name] = value
+    if unreadable:
+        logger.warning("Of invocation %s, what is stored as %s cannot be read.", values["id"], ", ".join(unreadable))
+    return Invocation(**values, unreadable=tuple(unreadable))
+
+
+def read_json(text: str | bytes) -> Any:
+    """The value of a JSON text; `UNREADABLE` when it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return UNREADABLE
 
 
 def digest(text: str) -> str:

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from rag_pipeline.errors import ConfigurationError, StoreUnavailableError
 from rag_pipeline.invocations.records import Invocation
 from rag_pipeline.invocations.secret_patterns import REDACTED
@@ -45,7 +43,16 @@ def replay(settings: Settings, recorded: Invocation) -> Replay:
         StoreUnavailableError: The recorded version is gone, or the store does not answer.
     """
     details, params = recorded.retrieval_details, recorded.input_params
-    query, collection = str(params.get("query", "")), str(details.get("retrieval_trace", {}).get("collection", ""))
+    if unreadable := {"input_params", "retrieval_details"} & set(recorded.unreadable):
+        raise ConfigurationError(
+            f"What the database holds as {' and '.join(sorted(unreadable))} of invocation {recorded.id} cannot be "
+            "read; it cannot be run again."
+        )
+    trace = details.get("retrieval_trace")
+    query, collection = (
+        str(params.get("query", "")),
+        str((trace if isinstance(trace, dict) else {}).get("collection", "")),
+    )
     if REDACTED in query:
         raise ConfigurationError(f"The query of invocation {recorded.id} was redacted; it cannot be run again.")
     if params.get("query_chars"):
@@ -60,7 +67,8 @@ def replay(settings: Settings, recorded: Invocation) -> Replay:
         as_recorded = settings.model_copy(update={"retrieval": RetrievalSettings(**values)})
         payload = AlertPayload.parse(params["payload"]) if "payload" in params else None
         state = SessionState.from_dict(details["session_state"])
-    except (KeyError, TypeError, ValidationError) as error:
+        _blocks(details)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"Invocation {recorded.id} was recorded by another version of this program ({type(error).__name__}: "
             f"{error}); it cannot be run again."
@@ -73,8 +81,12 @@ def replay(settings: Settings, recorded: Invocation) -> Replay:
     return Replay(recorded, result, same, () if same else tuple(_differences(details, recorded, result)))
 
 
+def _blocks(details: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(block["source"], " > ".join(block["breadcrumb"])) for block in details.get("evidence_blocks", [])]
+
+
 def _differences(details: dict[str, Any], recorded: Invocation, result: LookupResult) -> list[str]:
-    then = [(block["source"], " > ".join(block["breadcrumb"])) for block in details.get("evidence_blocks", [])]
+    then = _blocks(details)
     now = [(block.source, block.breadcrumb_text) for block in result.evidence_blocks]
     pairs = (
         ("evidence status", recorded.evidence_status, result.evidence_status),

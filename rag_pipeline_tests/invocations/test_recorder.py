@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -182,8 +183,9 @@ def test_a_segment_that_another_process_is_writing_is_not_yet_called_written(
     assert not recorder.flush(0.2)
     with recorder._lock:
         recorder._spool.rotate()
-    others = Spool(spool).claim()
-    next(others)
+    deadline = time.monotonic() + LIMIT_S
+    while next(others := Spool(spool).claim(), None) is None:  # the writer may be looking at it itself
+        assert time.monotonic() < deadline
     empty_database.upgrade()
     assert not recorder.flush(0.5)
     assert "another process" in recorder.last_failure
@@ -593,3 +595,19 @@ def test_an_amendment_that_is_too_long_says_so(database: Database, store: Invoca
     recorder.amend(one.id, {"sidecar": "x" * 2_000_000})
     assert recorder.flush(LIMIT_S)
     assert "more than 1048576" in store.get(one.id).retrieval_details["sidecar"]["omitted"]
+
+
+def test_a_retention_without_reason_is_refused_by_the_settings_and_bounded_here(
+    database: Database, store: InvocationStore, open_recorder: Open
+) -> None:
+    from rag_pipeline.settings import load_settings
+
+    for days in (36_501, 10**9, -1):
+        with pytest.raises(ConfigurationError, match=r"invocations\.retention_days"):
+            load_settings(flags={"invocations.retention_days": days})
+    for days in (10**9, 36_500):
+        recorder = open_recorder(database, retention_days=days)
+        one = invocation()
+        recorder.record(one)
+        assert recorder.flush(LIMIT_S)
+        assert store.get(one.id) is not None

@@ -201,3 +201,42 @@ def test_expiry_deletes_what_is_old_and_not_in_use(folder: Path) -> None:
     assert spool.expire(999) == 0
     assert spool.expire(1001) == 2
     assert [path.suffix for path in folder.iterdir()] == [".active"]
+
+
+def test_expiry_leaves_what_another_process_is_just_writing(folder: Path) -> None:
+    spool = Spool(folder)
+    spool.append(b"old")
+    spool.rotate()
+    for path in folder.iterdir():
+        os.utime(path, (1000, 1000))
+    others = Spool(folder).claim()
+    next(others)
+    assert spool.expire(2000) == 0
+    others.close()
+    assert spool.expire(2000) == 1
+
+
+def test_lines_kept_aside_are_whole_however_little_is_written_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(folder)
+    spool.append(b"a")
+    spool.rotate()
+    real, room = os.write, [3, 2]
+    for segment in spool.claim():
+        segment.keep_aside([b"first"])
+
+        def write(descriptor: int, data: bytes) -> int:
+            if not room:
+                raise OSError("no space left")
+            return real(descriptor, data[: room.pop()])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(spool_module.os, "write", write)
+            with pytest.raises(OSError, match="no space"):
+                segment.keep_aside([b"second", b"third"])
+        with monkeypatch.context() as patch:
+            patch.setattr(spool_module.os, "write", lambda descriptor, data: real(descriptor, data[:2]))
+            segment.keep_aside([b"second", b"third"])
+    (aside,) = folder.glob("*.refused")
+    assert aside.read_bytes() == b"first\nsecond\nthird\n"

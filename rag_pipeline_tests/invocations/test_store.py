@@ -1,6 +1,9 @@
 """Writing and reading invocations; the same over all databases is in `contract/test_databases.py`."""
 
-from datetime import timedelta
+import sqlite3
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,7 +11,8 @@ from hypothesis import strategies as st
 
 from rag_pipeline.errors import ConfigurationError
 from rag_pipeline.invocations.database import Database
-from rag_pipeline.invocations.records import Invocation
+from rag_pipeline.invocations.records import Amendment, Invocation
+from rag_pipeline.invocations.redaction import Redactor
 from rag_pipeline.invocations.store import InvocationStore
 from rag_pipeline_tests.invocations.samples import START, invocation, series
 from rag_pipeline_tests.invocations.test_records import JSON, TEXTS
@@ -67,6 +71,61 @@ def test_the_list_of_a_session_holds_no_other(store: InvocationStore) -> None:
     store.insert([invocation(session_id=name) for name in ("a", "A", "b", "", "a")])
     assert [row.session_id for row in store.list(session_id="a")] == ["a", "a"]
     assert len(store.list()) == 5
+
+
+@pytest.mark.parametrize("name", ["token=hunter2", "EMP-4711", "x" * 300, "a\x00b", "a\ud800", " plain ", "a"])
+def test_a_session_is_found_by_the_id_that_its_caller_knows(name: str, database: Database) -> None:
+    patterns = [r"EMP-\d+"]
+    store = InvocationStore(database, patterns=patterns)
+    stored = Redactor(patterns).session_id(name)
+    store.insert([invocation(session_id=stored), invocation(session_id="another")])
+    assert [row.session_id for row in store.list(session_id=name)] == [stored]
+    assert [row.session_id for row in store.list(session_id=stored)] == [stored]
+
+
+@pytest.mark.parametrize(
+    ("column", "stored"),
+    [
+        *(("retrieval_details", value) for value in ("{not json", "[1]", "null", "5", b"\xff", "[" * 100_000)),
+        ("input_params", "{not json"),
+        ("stage_ms", "[]"),
+        ("created_at", "yesterday"),
+        ("duration_ms", "long"),
+        ("l0_match_count", "many"),
+        ("tool_name", b"\xff"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_given_without_what_cannot_and_hides_no_other(
+    column: str, stored: object, store: InvocationStore, state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = series(3)
+    bad = rows[1].id
+    store.insert(rows)
+    with sqlite3.connect(state / "invocations.db") as connection:
+        connection.execute(f"UPDATE tool_invocation SET {column} = ? WHERE id = ?", (stored, bad))
+    connection.close()
+    found = {row.id: row for row in store.list()}
+    assert {key: row for key, row in found.items() if key != bad} == {row.id: row for row in rows if row.id != bad}
+    row = store.get(bad)
+    assert row == found[bad]
+    assert row.unreadable == (column,)
+    empty = Invocation(id="", tool_name="", created_at=datetime(1970, 1, 1, tzinfo=UTC))
+    assert replace(row, unreadable=()) == replace(rows[1], **{column: getattr(empty, column)})
+    assert any(bad in message and column in message for message in caplog.messages)
+    assert store.amend([Amendment(bad, {"a": 1}), Amendment(rows[0].id, {"a": 1})]) == {}
+    assert store.get(rows[0].id).retrieval_details["a"] == 1
+    assert column != "retrieval_details" or store.get(bad) == row
+
+
+def test_a_text_that_is_no_utf_8_hides_no_other_row(store: InvocationStore, state: Path) -> None:
+    rows = series(2)
+    store.insert(rows)
+    with sqlite3.connect(state / "invocations.db") as connection:
+        connection.execute(
+            "UPDATE tool_invocation SET output_preview = CAST(x'61ff' AS TEXT) WHERE id = ?", (rows[0].id,)
+        )
+    connection.close()
+    assert [row.output_preview for row in store.list()] == [rows[1].output_preview, "a\ufffd"]
 
 
 def test_a_purge_deletes_what_is_older_and_only_that(store: InvocationStore, database: Database) -> None:

@@ -89,3 +89,21 @@ def test_what_was_redacted_cut_or_recorded_otherwise_cannot_be_replayed(look_up:
 def test_a_blank_query_is_replayed_too(look_up: LookUp) -> None:
     lookup = look_up()
     assert replay(lookup.settings, asked(lookup, "  ")).same
+
+
+def test_a_record_that_cannot_be_read_is_not_replayed(look_up: LookUp) -> None:
+    lookup = look_up()
+    row = asked(lookup)
+    for name in ("retrieval_details", "input_params"):
+        with pytest.raises(ConfigurationError, match=f"holds as {name} of invocation {row.id} cannot be read"):
+            replay(lookup.settings, replace(row, **{name: {}, "unreadable": (name,)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("session_state", "x"), ("settings", [1]), ("evidence_blocks", [1]), ("evidence_blocks", 5)]
+)
+def test_a_record_of_another_shape_is_not_replayed(name: str, value: object, look_up: LookUp) -> None:
+    lookup = look_up()
+    row = asked(lookup)
+    with pytest.raises(ConfigurationError, match="cannot be run again"):
+        replay(lookup.settings, replace(row, retrieval_details={**row.retrieval_details, name: value}))

@@ -129,6 +129,65 @@ def test_a_replay_that_differs_ends_with_1(project: Path) -> None:
     assert "is not the one that was recorded: evidence blocks" in done.stderr
 
 
+def test_a_record_that_cannot_be_read_hides_no_other(project: Path, tmp_path: Path) -> None:
+    import sqlite3
+
+    from rag_pipeline.invocations.store import InvocationStore
+    from rag_pipeline_tests.invocations.samples import invocation, open_database
+
+    state = tmp_path / "state"
+    database = open_database(state)
+    database.upgrade()
+    bad, odd, good = (
+        invocation(),
+        invocation(retrieval_details={"query_transform": 1, "retrieval_trace": []}),
+        invocation(),
+    )
+    InvocationStore(database).insert([bad, odd, good])
+    with sqlite3.connect(state / "invocations.db") as connection:
+        connection.execute("UPDATE tool_invocation SET retrieval_details = '{not json' WHERE id = ?", (bad.id,))
+    connection.close()
+    listed = run_in(project, "invocations", "list", "--state", str(state))
+    assert listed.returncode == 0, listed.stderr
+    assert all(item.id in listed.stdout for item in (bad, odd, good))
+    for item in (bad, odd):
+        shown = run_in(project, "invocations", "show", item.id, "--state", str(state))
+        assert shown.returncode == 0, shown.stderr
+        assert "cannot be read, and is left out" in " ".join(shown.stdout.split())
+    replayed = run_in(project, "replay", bad.id, "--state", str(state))
+    assert replayed.returncode == 2
+    assert "retrieval_details" in replayed.stderr
+    assert "Traceback" not in replayed.stderr
+    record = json.loads(run_in(project, "invocations", "show", bad.id, "--json", "--state", str(state)).stdout)
+    assert (record["retrieval_details"], record["unreadable"]) == ({}, ["retrieval_details"])
+
+
+def test_records_are_found_by_a_session_that_is_stored_as_its_digest(project: Path) -> None:
+    wire = json.loads(run_in(project, "lookup", "RedisDown", "--session", "token=hunter2", "--json").stdout)
+    listed = run_in(project, "invocations", "list", "--session", "token=hunter2").stdout
+    assert wire["retrievalTrace"]["invocationId"] in listed
+    assert listed.count("RedisDown") == 1
+
+
+@pytest.mark.parametrize("arguments", [("invocations", "list"), ("db", "upgrade")])
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("mysql://me:hunter2@a..b/d", 2),
+        ("mysql://me:hunter2@127.0.0.1:9/d?foo=bar", 2),
+        ("mysql://me:hunter2@127.0.0.1:9/d?ssl_ca=/nowhere", 3),
+        ("sqlite:////tmp/a%00b", 2),
+        ("nonsense", 2),
+    ],
+)
+def test_a_wrong_database_url_ends_in_a_message(project: Path, arguments: tuple[str, ...], url: str, code: int) -> None:
+    done = run_in(project, *arguments, RAG_DATABASE__URL=url)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hunter2" not in done.stderr
+    assert "********" not in done.stderr
+
+
 def test_the_database_is_made_by_a_command_too(project: Path, tmp_path: Path) -> None:
     first, second = (run_in(project, "db", "upgrade", "--json", "--state", str(tmp_path / "new")) for _ in range(2))
     assert json.loads(first.stdout)["applied"] != []

@@ -90,18 +90,21 @@ class Database:
             return
         require_file(self._target)
         with self._connection(writes=False, wait_s=wait_s) as connection:
-            revision = revision_of(connection)
+            self._require_revision(revision_of(connection))
+        self._is_ready = True
+
+    def _require_revision(self, revision: str) -> None:
         if revision != SCHEMA_REVISION:
             found = f"has schema {revision}, this version needs {SCHEMA_REVISION}" if revision else "has no tables yet"
             raise StoreUnavailableError(f"The database of invocations ({self.description}) {found}. {_UPGRADE}")
-        self._is_ready = True
 
     @contextmanager
     def transaction(self, *, writes: bool = False, wait_s: float | None = None) -> "Iterator[Connection]":
         """A connection in a transaction: committed at the end, rolled back when an exception leaves the block.
 
         Args:
-            writes: Take SQLite's write lock at once, so that waiting for it is possible.
+            writes: Take SQLite's write lock at once, so that waiting for it is possible; and look at the schema again,
+                since a newer program may have upgraded it under this process.
             wait_s: How long to wait for a lock; ``None``: as set.
 
         Raises:
@@ -111,6 +114,8 @@ class Database:
         wait_s = self._settings.timeout_s if wait_s is None else wait_s
         self._require_ready(wait_s)
         with self._connection(writes=writes, wait_s=wait_s) as opened:
+            if writes:
+                self._require_revision(_recorded_revision(opened))
             yield opened
 
     def close(self) -> None:
@@ -167,7 +172,13 @@ def revision_of(connection: "Connection") -> str:
 
     from rag_pipeline.invocations.tables import VERSION_TABLE
 
-    if not sa.inspect(connection).has_table(VERSION_TABLE):
-        return ""
+    return _recorded_revision(connection) if sa.inspect(connection).has_table(VERSION_TABLE) else ""
+
+
+def _recorded_revision(connection: "Connection") -> str:
+    import sqlalchemy as sa
+
+    from rag_pipeline.invocations.tables import VERSION_TABLE
+
     found = connection.execute(sa.select(sa.column("version_num")).select_from(sa.table(VERSION_TABLE))).scalar()
     return str(found or "")

@@ -101,6 +101,43 @@ assert recorder.flush(60), recorder.last_failure
     assert list((state / "spool").iterdir()) == []
 
 
+def test_four_processes_record_and_amend_while_the_database_is_upgraded(state: Path) -> None:
+    """They begin without a database; one of them and another process make it meanwhile, more than once."""
+    script = """
+import sys
+from pathlib import Path
+from rag_pipeline.invocations.recorder import InvocationRecorder
+from rag_pipeline_tests.invocations.samples import open_database, series
+state, upgrades = Path(sys.argv[1]), sys.argv[2] == "1"
+database = open_database(state, timeout_s=20)
+recorder = InvocationRecorder(database, spool_folder=state / "spool", retention_days=0)
+print("ready", flush=True)
+for number, row in enumerate(series(500)):
+    recorder.record(row)
+    recorder.amend(row.id, {"sidecar": {"number": number}})
+    if upgrades and number in (200, 400):
+        database.upgrade()
+assert recorder.flush(60), recorder.last_failure
+assert recorder.dropped == 0
+"""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(state), str(number)], cwd=PROJECT, stdout=subprocess.PIPE, text=True
+        )
+        for number in range(4)
+    ]
+    assert [process.stdout.readline() for process in started] == ["ready\n"] * 4
+    open_database(state).upgrade()
+    open_database(state).upgrade()
+    assert [process.wait(200) for process in started] == [0] * 4
+    for process in started:
+        process.stdout.close()
+    rows = InvocationStore(open_database(state)).list(limit=10_000)
+    assert len(rows) == 2000
+    assert sorted(row.retrieval_details["sidecar"]["number"] for row in rows) == sorted([*range(500)] * 4)
+    assert list((state / "spool").iterdir()) == []
+
+
 def test_locked_by_another_process(database: Database, state: Path, store: InvocationStore) -> None:
     """Held for longer than a writer waits: the caller goes on, and the rows are there once afterwards."""
     recorder = recorder_of(open_database(state, timeout_s=0.2), state)

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -611,3 +612,37 @@ def test_a_retention_without_reason_is_refused_by_the_settings_and_bounded_here(
         recorder.record(one)
         assert recorder.flush(LIMIT_S)
         assert store.get(one.id) is not None
+
+
+@pytest.mark.parametrize("revision", ["9999", "0000", None])
+def test_a_schema_that_changes_under_a_running_process_is_not_written_to(
+    revision: str | None, database: Database, store: InvocationStore, open_recorder: Open, state: Path, spool: Path
+) -> None:
+    """With a column that this program does not know, a row would be refused and set aside."""
+    recorder = open_recorder(database)
+    before, after = invocation(), invocation()
+    recorder.record(before)
+    assert recorder.flush(LIMIT_S)
+    connection = sqlite3.connect(state / "invocations.db", isolation_level=None)
+    if revision:
+        connection.execute("ALTER TABLE tool_invocation RENAME TO older")
+        connection.execute("CREATE TABLE tool_invocation AS SELECT * FROM older")
+        connection.execute("ALTER TABLE tool_invocation ADD COLUMN tenant TEXT NOT NULL DEFAULT ''")
+        connection.execute("UPDATE rag_pipeline_version SET version_num = ?", (revision,))
+    else:
+        connection.execute("DELETE FROM rag_pipeline_version")
+    recorder.record(after)
+    recorder.amend(before.id, {"a": 1})
+    assert not recorder.flush(0.6)
+    assert (f"schema {revision}" if revision else "no tables") in recorder.last_failure
+    assert connection.execute("SELECT count(*) FROM tool_invocation").fetchone() == (1,)
+    if revision:
+        connection.execute("DROP TABLE tool_invocation")
+        connection.execute("ALTER TABLE older RENAME TO tool_invocation")
+    connection.execute("DELETE FROM rag_pipeline_version")
+    connection.execute("INSERT INTO rag_pipeline_version VALUES ('0001')")
+    connection.close()
+    assert recorder.flush(LIMIT_S)
+    assert {row.id for row in store.list()} == {before.id, after.id}
+    assert store.get(before.id).retrieval_details["a"] == 1
+    assert files(spool) == []

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from rag_pipeline.invocations.database import Database
+from rag_pipeline.invocations.recorder import InvocationRecorder
 from rag_pipeline.invocations.records import Invocation, new_invocation_id
 from rag_pipeline.setting_groups import DatabaseSettings
 
@@ -65,3 +67,12 @@ def run_python(script: str, *arguments: object, obeys_modes: bool = False, check
     )
     assert not check or done.returncode == 0, done.stderr
     return done.stdout
+
+
+def failure_of(recorder: InvocationRecorder, *words: str, limit_s: float = 30) -> str:
+    """The last failure with any of ``words``, waited for: on a busy machine an attempt takes its time."""
+    deadline = time.monotonic() + limit_s
+    while not any(word in recorder.last_failure for word in words or (" ",)):
+        assert not recorder.flush(0.2)
+        assert time.monotonic() < deadline, f"{words} not in {recorder.last_failure!r}"
+    return recorder.last_failure

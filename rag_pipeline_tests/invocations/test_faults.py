@@ -18,7 +18,7 @@ from rag_pipeline.invocations.database import Database
 from rag_pipeline.invocations.recorder import InvocationRecorder
 from rag_pipeline.invocations.store import InvocationStore
 from rag_pipeline_tests.conftest import PROJECT
-from rag_pipeline_tests.invocations.samples import invocation, open_database, run_python, series
+from rag_pipeline_tests.invocations.samples import failure_of, invocation, open_database, run_python, series
 
 pytestmark = pytest.mark.fault
 LIMIT_S = 60.0
@@ -149,7 +149,7 @@ def test_locked_by_another_process(database: Database, state: Path, store: Invoc
         recorder.record(row)
     assert time.monotonic() - begin < 10  # 200 records that waited 0.2 s each would take 40 s
     assert not recorder.flush(2)
-    assert "locked" in recorder.last_failure
+    assert failure_of(recorder, "locked")
     assert store.count() == 0
     locker.execute("ROLLBACK")
     locker.close()
@@ -211,14 +211,14 @@ READ_ONLY = """
 import sys
 from pathlib import Path
 from rag_pipeline.invocations.recorder import InvocationRecorder
-from rag_pipeline_tests.invocations.samples import open_database, series
+from rag_pipeline_tests.invocations.samples import failure_of, open_database, series
 state = Path(sys.argv[1])
 recorder = InvocationRecorder(open_database(state), spool_folder=state / "spool", retention_days=0)
 for row in series(20):
     recorder.record(row)
 assert not recorder.flush(1)
 assert recorder.dropped == 0
-print(recorder.last_failure)
+print(failure_of(recorder))
 """
 
 
@@ -242,7 +242,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from rag_pipeline.invocations.recorder import InvocationRecorder
-from rag_pipeline_tests.invocations.samples import open_database, series
+from rag_pipeline_tests.invocations.samples import failure_of, open_database, series
 state = Path(sys.argv[1])
 database = open_database(state)
 recorder = InvocationRecorder(database, spool_folder=state / "spool", retention_days=0)
@@ -255,7 +255,7 @@ for row in rows[1:]:
     recorder.record(row)
 assert not recorder.flush(1)
 assert recorder.dropped == 0
-print(recorder.last_failure)
+print(failure_of(recorder))
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 assert recorder.flush(30), recorder.last_failure
 assert recorder.dropped == 0
@@ -294,7 +294,7 @@ def test_the_disk_is_full(tmp_path: Path) -> None:
         assert not recorder.flush(1)
         assert recorder.dropped == 0
         assert recorder._unspooled
-        assert "full" in recorder.last_failure or "disk I/O" in recorder.last_failure
+        assert failure_of(recorder, "full", "disk I/O")
         (disk / "filler").unlink()
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
         assert recorder.flush(LIMIT_S), recorder.last_failure

@@ -18,7 +18,7 @@ from rag_pipeline.invocations.database import Database
 from rag_pipeline.invocations.recorder import InvocationRecorder
 from rag_pipeline.invocations.spool import Spool
 from rag_pipeline.invocations.store import InvocationStore
-from rag_pipeline_tests.invocations.samples import invocation, open_database, run_python, series
+from rag_pipeline_tests.invocations.samples import failure_of, invocation, open_database, run_python, series
 
 LIMIT_S = 20.0
 Open = Callable[..., InvocationRecorder]
@@ -107,7 +107,7 @@ def test_without_tables_records_wait_and_a_lookup_makes_none(
         assert not recorder.flush(0.3)
     assert not (state / "invocations.db").exists()
     assert spooled(spool).count(b"\n") == 3
-    assert "no database yet" in recorder.last_failure
+    assert failure_of(recorder, "no database yet")
     assert sum("wait in the spool" in message for message in caplog.messages) == 1
     empty_database.upgrade()
     assert recorder.flush(LIMIT_S)
@@ -137,7 +137,7 @@ def test_another_schema_is_not_written_to(database: Database, open_recorder: Ope
     recorder = open_recorder(open_database(state))
     recorder.record(invocation())
     assert not recorder.flush(0.3)
-    assert "schema 9999" in recorder.last_failure
+    assert failure_of(recorder, "schema 9999")
     with sqlite3.connect(state / "invocations.db") as connection:
         assert connection.execute("SELECT count(*) FROM tool_invocation").fetchone() == (0,)
         connection.execute("UPDATE rag_pipeline_version SET version_num = '0001'")
@@ -189,7 +189,7 @@ def test_a_segment_that_another_process_is_writing_is_not_yet_called_written(
         assert time.monotonic() < deadline
     empty_database.upgrade()
     assert not recorder.flush(0.5)
-    assert "another process" in recorder.last_failure
+    assert failure_of(recorder, "another process")
     others.close()
     assert recorder.flush(LIMIT_S)
     assert InvocationStore(empty_database).count() == 1
@@ -634,7 +634,7 @@ def test_a_schema_that_changes_under_a_running_process_is_not_written_to(
     recorder.record(after)
     recorder.amend(before.id, {"a": 1})
     assert not recorder.flush(0.6)
-    assert (f"schema {revision}" if revision else "no tables") in recorder.last_failure
+    assert failure_of(recorder, f"schema {revision}" if revision else "no tables")
     assert connection.execute("SELECT count(*) FROM tool_invocation").fetchone() == (1,)
     if revision:
         connection.execute("DROP TABLE tool_invocation")

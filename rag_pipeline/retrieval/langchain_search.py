@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from langchain_core.documents import Document
     from langchain_milvus import Milvus
 
+_ATTEMPTS = 3
+_KEPT = 3
+
 
 class LangChainSearch:
     """Searches with LangChain's vector store; safe to use from many threads.
@@ -44,7 +47,7 @@ class LangChainSearch:
     def __init__(self, store: MilvusStore) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._opened: tuple[str, Milvus] | None = None
+        self._opened: dict[str, Milvus] = {}
 
     def search(
         self, snapshot: Snapshot, query: str, *, top_k: int, category: str, limit_s: float | None
@@ -55,44 +58,56 @@ class LangChainSearch:
             StoreCallError: The collection was dropped.
             Exception: Whatever else LangChain, its driver or the store make of a failure.
         """
-        vector_store = self._vector_store(snapshot)
-        try:
-            found = vector_store.similarity_search_with_score(
-                query,
-                k=top_k,
-                param=search_params(top_k),
-                expr=f"category == {literal(category)}" if category else "",
-                timeout=limit_s,
-                consistency_level=SERVING_CONSISTENCY,
-            )
-            return sorted((_candidate(document, float(score)) for document, score in found), key=nearest_first)
-        except Exception as error:
-            self.close()
-            if not self._store.exists(snapshot.collection):
-                raise self._dropped(snapshot.collection) from error
-            raise
+        for _ in range(_ATTEMPTS):
+            vector_store = self._vector_store(snapshot)
+            try:
+                found = vector_store.similarity_search_with_score(
+                    query,
+                    k=top_k,
+                    param=search_params(top_k),
+                    expr=f"category == {literal(category)}" if category else "",
+                    timeout=limit_s,
+                    consistency_level=SERVING_CONSISTENCY,
+                )
+                return sorted((_candidate(document, float(score)) for document, score in found), key=nearest_first)
+            except Exception as error:
+                failure = error
+                # A connection that another thread has closed meanwhile says nothing of the store: it is asked again.
+                if self._forget(snapshot.collection, vector_store):
+                    break
+        if not self._store.exists(snapshot.collection):
+            raise self._dropped(snapshot.collection) from failure
+        raise failure
 
     def close(self) -> None:
-        """Close LangChain's connection; the next search opens a new one (a restarted server has another address)."""
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            with contextlib.suppress(Exception):
-                opened[1].client.close()
+        """Close LangChain's connections; the next search opens a new one."""
+        for collection, vector_store in list(self._opened.items()):
+            self._forget(collection, vector_store)
+
+    def _forget(self, collection: str, vector_store: "Milvus") -> bool:
+        """Close a connection (a restarted server has another address); False when another thread has done so."""
+        current = self._opened.get(collection)
+        if current is None or current is not vector_store:
+            return False
+        self._opened.pop(collection, None)
+        with contextlib.suppress(Exception):
+            current.client.close()
+        return True
 
     def _dropped(self, collection: str) -> StoreCallError:
         return StoreCallError(f"{collection} is not in {self._store.description} any more.")
 
     def _vector_store(self, snapshot: Snapshot) -> "Milvus":
-        opened = self._opened
-        if opened is not None and opened[0] == snapshot.collection:
-            return opened[1]
+        if (opened := self._opened.get(snapshot.collection)) is not None:
+            return opened
         with self._lock:
-            opened = self._opened
-            if opened is None or opened[0] != snapshot.collection:
-                vector_store = self._open(snapshot)
-                self.close()
-                self._opened = opened = (snapshot.collection, vector_store)
-            return opened[1]
+            if (opened := self._opened.get(snapshot.collection)) is None:
+                opened = self._open(snapshot)
+                # Lookups that began before a promotion still search the version before.
+                for collection in list(self._opened)[: 1 - _KEPT]:
+                    self._forget(collection, self._opened[collection])
+                self._opened[snapshot.collection] = opened
+            return opened
 
     def _open(self, snapshot: Snapshot) -> "Milvus":
         collection = snapshot.collection

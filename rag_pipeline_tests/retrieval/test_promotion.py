@@ -72,6 +72,36 @@ def test_eight_threads_look_up_through_promotions_and_all_is_recorded_once(word_
             assert (row.success, row.index_fingerprint) == (True, result.index_fingerprint)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("word_ranking")
+def test_the_framework_path_alone_serves_threads_through_promotions_and_lost_connections(word_model: Path) -> None:
+    with indexed(
+        DOCUMENTS, model=word_model, index__grace_s=30.0, retrieval__vector_store__mode="langchain"
+    ) as settings:
+        ws = Workspace(settings())
+        results: list[LookupResult] = []
+        with KnowledgeLookup(settings(), record=False) as lookup:
+            lookup.lookup(QUERY)
+            done = threading.Event()
+
+            def work() -> None:
+                while not done.is_set():
+                    results.append(lookup.lookup(QUERY))
+
+            threads = [threading.Thread(target=work) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for generation in range(4):
+                write(ws.roots[0].path / "cache/new.md", f"# New\n\nGeneration {generation}.\n")
+                assert reindex.reindex(Workspace(settings())).result == "promoted"
+                lookup._retriever._search._langchain.close()  # type: ignore[union-attr]
+            done.set()
+            for thread in threads:
+                thread.join()
+        assert {result.evidence_status for result in results} == {"evidence"}
+        assert len({result.index_fingerprint for result in results}) >= 3
+
+
 @pytest.mark.usefixtures("word_ranking")
 def test_a_lookup_goes_on_when_its_version_is_dropped_under_it(
     word_model: Path, open_lookup: Callable[..., KnowledgeLookup]
